@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use base::report::{Failure, failure};
 use base::sys::bpf::{self, Attached, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
@@ -91,7 +91,7 @@ impl Cgroup {
     }
 
     /// Returns the ids of the programs that decide for this cgroup, including the programs of the cgroups above it.
-    pub(super) fn effective(&self) -> nix::Result<Vec<u32>> {
+    pub(super) fn effective(&self) -> rustix::io::Result<Vec<u32>> {
         bpf::effective(self.dir.as_fd())
     }
 
@@ -103,11 +103,11 @@ impl Cgroup {
     }
 
     /// Attaches a program in addition to the attached ones.
-    pub(super) fn add(&self, new: BorrowedFd<'_>) -> nix::Result<()> {
+    pub(super) fn add(&self, new: BorrowedFd<'_>) -> rustix::io::Result<()> {
         bpf::attach(self.dir.as_fd(), new, BPF_F_ALLOW_MULTI, None)
     }
 
-    pub(super) fn detach(&self, old: BorrowedFd<'_>) -> nix::Result<()> {
+    pub(super) fn detach(&self, old: BorrowedFd<'_>) -> rustix::io::Result<()> {
         bpf::detach(self.dir.as_fd(), old)
     }
 
@@ -127,12 +127,12 @@ impl Cgroup {
         match bpf::attach(self.dir.as_fd(), new, BPF_F_ALLOW_MULTI, Some(old)) {
             // KERNEL(5.6): BPF_F_REPLACE. On older kernels both are attached for a moment, and both must allow: no access is
             // gained
-            Err(Errno::EINVAL) => {
+            Err(Errno::INVAL) => {
                 self.add(new)?;
                 Ok(self.detach(old)?)
             }
             // a bpf_link holds it, which only the owner of the link can update; or it was detached in the meantime
-            Err(Errno::ENOENT) => Err(anyhow::Error::new(Errno::ENOENT).context(Failure::new(
+            Err(Errno::NOENT) => Err(anyhow::Error::new(Errno::NOENT).context(Failure::new(
                 &catalog::CGROUP,
                 "another program has attached it with a BPF link",
                 LISTED_HINT,
@@ -149,7 +149,7 @@ impl Cgroup {
         let dir = self.dir.as_fd();
         let now = bpf::attached(dir)?;
         if now != *attached {
-            return Err(Errno::ESTALE.into());
+            return Err(Errno::STALE.into());
         }
         let flags = attached.flags & BPF_F_ALLOW_OVERRIDE;
         Ok(bpf::attach_at(dir, new, flags, attached.revision)?)
@@ -160,7 +160,7 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
     let what = format!("cannot read the device programs of cgroup {path:?}");
     let error = anyhow::Error::new(errno);
     match errno {
-        Errno::EPERM => error.context(Failure::new(
+        Errno::PERM => error.context(Failure::new(
             &catalog::CGROUP,
             what,
             "run the engine as root on the host, or have it list the devices in config.json (CDI)",

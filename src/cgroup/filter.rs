@@ -47,7 +47,7 @@ pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
     }
 }
 
-fn programs_of(cgroup: &File) -> nix::Result<Filter> {
+fn programs_of(cgroup: &File) -> rustix::io::Result<Filter> {
     let mut programs = Vec::new();
     for id in bpf::effective(cgroup.as_fd())? {
         let program = bpf::prog_by_id(id)?;

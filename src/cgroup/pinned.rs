@@ -22,8 +22,8 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use nix::errno::Errno;
 use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
 
 use base::report::{Finding, errno_of};
 use findings::catalog;
@@ -156,7 +156,7 @@ impl Pinned {
 
 /// Reports whether a change failed because the list of programs is no longer the one that was read.
 pub(super) fn is_outdated(error: &anyhow::Error) -> bool {
-    matches!(errno_of(error), Some(Errno::ENOENT | Errno::ESTALE))
+    matches!(errno_of(error), Some(Errno::NOENT | Errno::STALE))
 }
 
 /// A change of the list of attached programs.

@@ -331,7 +331,7 @@ mod tests {
         call.open(&HostPath::new(&path)).unwrap();
         call.error(&base::report::failure(&findings::catalog::CONFIG, "a", "b"));
         call.note("c\nd");
-        call.error(&anyhow::Error::new(nix::errno::Errno::ENOENT));
+        call.error(&anyhow::Error::new(rustix::io::Errno::NOENT));
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text
             .lines()

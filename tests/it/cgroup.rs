@@ -590,7 +590,7 @@ fn v2_a_program_that_came_meanwhile_is_not_lost() {
         let stale = bpf::attach_at(dir.as_fd(), ours.as_fd(), 0, before.revision);
         assert_eq!(
             (stale, group.attached(0)),
-            (Err(nix::errno::Errno::ESTALE), meanwhile)
+            (Err(rustix::io::Errno::STALE), meanwhile)
         );
         let now = bpf::attached(dir.as_fd()).unwrap().revision;
         bpf::attach_at(dir.as_fd(), ours.as_fd(), 0, now).unwrap();
@@ -853,7 +853,7 @@ fn v2_replace_wants_the_old_one() {
         BPF_F_ALLOW_MULTI,
         Some(other.as_fd()),
     );
-    assert_eq!(absent, Err(nix::errno::Errno::ENOENT));
+    assert_eq!(absent, Err(rustix::io::Errno::NOENT));
     // The method before Linux 5.6.
     bpf::attach(dir.as_fd(), other.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
     bpf::detach(dir.as_fd(), old.as_fd()).unwrap();

@@ -501,7 +501,7 @@ fn of_each_command() {
     );
     for (stream, says) in [
         (Full, "no space left on device (ENOSPC)"),
-        (Closed, "bad file number (EBADF)"),
+        (Closed, "bad file descriptor (EBADF)"),
     ] {
         let stderr = hook("info", &["info"]).run(stream, Good).stderr;
         assert_eq!(

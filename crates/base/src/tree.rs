@@ -17,8 +17,8 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, statat};
+use rustix::io::Errno;
 
 use crate::paths::HostPath;
 use crate::report::errno_text;
@@ -571,10 +571,7 @@ fn names_a_directory(text: &OsStr) -> bool {
 }
 
 fn text_of(error: &io::Error) -> String {
-    error.raw_os_error().map_or_else(
-        || error.to_string(),
-        |code| errno_text(Errno::from_raw(code)),
-    )
+    Errno::from_io_error(error).map_or_else(|| error.to_string(), errno_text)
 }
 
 /// Locks a list, even after a panic in another thread: each list is changed in one step, so it is never left inconsistent.
@@ -737,7 +734,7 @@ mod tests {
             (path, &*why),
             (
                 dir.path().join("loop"),
-                "too many symbolic links encountered (ELOOP)"
+                "too many levels of symbolic links (ELOOP)"
             )
         );
         assert!(root.owner_of("/loop").is_err() && root.owner_of("/nothing").is_ok());

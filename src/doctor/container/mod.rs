@@ -14,7 +14,7 @@ mod parts;
 use std::io;
 
 use anyhow::Result;
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use base::report::{Failure, failure};
 use findings::catalog;
@@ -86,7 +86,7 @@ pub(crate) fn examine(process: ProcessId, name: &str, config: &Config) -> Result
             inspect::inspect(&known, part.kind, reporter)
         }) {
             Ok(Ok(examined)) => checks.extend(examined),
-            Ok(Err(error)) if error.raw_os_error() == Some(Errno::ESRCH as i32) => {
+            Ok(Err(error)) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
                 return Err(ended(pid));
             }
             Ok(Err(error)) => return Err(cannot_enter(pid, error)),

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use base::paths::ContainerPath;
 use base::report::errno_of;
@@ -59,7 +59,7 @@ impl Applier {
         let is_volume = !self.layout.may_create(etc, Path::new("etc"))?;
         if !is_volume {
             match replace_file(etc, Path::new(name), content) {
-                Err(error) if errno_of(&error) == Some(Errno::EROFS) => {}
+                Err(error) if errno_of(&error) == Some(Errno::ROFS) => {}
                 written => return written.context("write it"),
             }
         }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use base::paths::ContainerPath;
 use base::report::errno_of;
@@ -114,7 +114,7 @@ impl Applier {
         match created.collect::<Result<BTreeMap<_, _>>>() {
             Ok(created) => self.own_nodes.created = created,
             // The hook has no CAP_MKNOD, or its device cgroup forbids mknod(2). The host's nodes are mounted instead.
-            Err(error) if errno_of(&error) == Some(Errno::EPERM) => {}
+            Err(error) if errno_of(&error) == Some(Errno::PERM) => {}
             Err(error) => {
                 scratch.unmount().context(StillMounted)?;
                 return Err(error.context("create a device node"));

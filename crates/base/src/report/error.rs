@@ -6,7 +6,7 @@
 
 use std::{fmt, io};
 
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use super::hidden::is_hidden;
 use super::kind::{Kind, SYSTEM};
@@ -149,24 +149,23 @@ fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
     errno(cause).map_or_else(|| cause.to_string(), errno_text)
 }
 
-/// Returns the errno of one cause. nix, rustix and std each have a type for it.
+/// Returns the errno of one cause. rustix and std each have a type for it; nix has one too, which [`io::Error::from`] converts.
 fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
-    if let Some(errno) = cause.downcast_ref::<Errno>() {
-        return Some(*errno);
+    match cause.downcast_ref::<io::Error>() {
+        Some(error) => Errno::from_io_error(error),
+        None => cause.downcast_ref::<Errno>().copied(),
     }
-    if let Some(errno) = cause.downcast_ref::<rustix::io::Errno>() {
-        return Some(Errno::from_raw(errno.raw_os_error()));
-    }
-    let code = cause
-        .downcast_ref::<io::Error>()
-        .and_then(io::Error::raw_os_error);
-    code.map(Errno::from_raw)
 }
 
 /// Formats an errno: `no such file or directory (ENOENT)`.
 #[must_use]
 pub(crate) fn errno_text(errno: Errno) -> String {
-    format!("{} ({errno:?})", lower_first(errno.desc()))
+    let code = errno.raw_os_error();
+    // std appends the number, which users do not look for.
+    let text = io::Error::from(errno).to_string();
+    let text = text.trim_end_matches(&format!(" (os error {code})"));
+    let name = nix::errno::Errno::from_raw(code);
+    format!("{} ({name:?})", lower_first(text))
 }
 
 fn lower_first(text: &str) -> String {
@@ -217,15 +216,15 @@ mod tests {
     fn system_errors_of_any_crate_have_the_same_form() {
         for (error, expected) in [
             (
-                anyhow::Error::new(io::Error::from(Errno::ENOENT)),
+                anyhow::Error::new(io::Error::from(nix::errno::Errno::ENOENT)),
                 "no such file or directory (ENOENT) (ONH-001)",
             ),
             (
-                anyhow::Error::new(Errno::EPERM),
+                anyhow::Error::new(io::Error::from(Errno::PERM)),
                 "operation not permitted (EPERM) (ONH-001)",
             ),
             (
-                anyhow::Error::new(rustix::io::Errno::ACCESS),
+                anyhow::Error::new(Errno::ACCESS),
                 "permission denied (EACCES) (ONH-001)",
             ),
         ] {

@@ -11,8 +11,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use nix::errno::Errno;
 use nix::libc;
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const BPF_PROG_LOAD: libc::c_int = 5;
@@ -157,7 +157,7 @@ struct QueryAttr {
 /// # Errors
 /// EPERM without `CAP_NET_ADMIN`, EINVAL on kernels without cgroup BPF, EBADF if `cgroup` is not a cgroup2 directory.
 #[doc(alias = "BPF_PROG_QUERY")]
-pub fn attached(cgroup: BorrowedFd<'_>) -> nix::Result<Attached> {
+pub fn attached(cgroup: BorrowedFd<'_>) -> rustix::io::Result<Attached> {
     query(cgroup, 0)
 }
 
@@ -166,11 +166,11 @@ pub fn attached(cgroup: BorrowedFd<'_>) -> nix::Result<Attached> {
 /// # Errors
 /// The errors of [`attached`].
 #[doc(alias = "BPF_F_QUERY_EFFECTIVE")]
-pub fn effective(cgroup: BorrowedFd<'_>) -> nix::Result<Vec<u32>> {
+pub fn effective(cgroup: BorrowedFd<'_>) -> rustix::io::Result<Vec<u32>> {
     query(cgroup, BPF_F_QUERY_EFFECTIVE).map(|attached| attached.ids)
 }
 
-fn query(cgroup: BorrowedFd<'_>, query_flags: u32) -> nix::Result<Attached> {
+fn query(cgroup: BorrowedFd<'_>, query_flags: u32) -> rustix::io::Result<Attached> {
     // The kernel's limit for one cgroup is 64 (BPF_CGROUP_MAX_PROGS), but more programs can be effective.
     let mut room = 64;
     loop {
@@ -195,7 +195,7 @@ fn query(cgroup: BorrowedFd<'_>, query_flags: u32) -> nix::Result<Attached> {
                 });
             }
             // The kernel has filled the array, and more programs are in effect (`__cgroup_bpf_query`).
-            Err(Errno::ENOSPC) if room < 1 << 16 => room *= 2,
+            Err(Errno::NOSPC) if room < 1 << 16 => room *= 2,
             Err(errno) => return Err(errno),
         }
     }
@@ -214,7 +214,7 @@ struct GetIdAttr {
 /// # Errors
 /// EPERM without `CAP_SYS_ADMIN`, ENOENT if the program does not exist any more.
 #[doc(alias = "BPF_PROG_GET_FD_BY_ID")]
-pub fn prog_by_id(id: u32) -> nix::Result<OwnedFd> {
+pub fn prog_by_id(id: u32) -> rustix::io::Result<OwnedFd> {
     let mut attr = GetIdAttr {
         id,
         ..GetIdAttr::default()
@@ -238,8 +238,8 @@ struct PinAttr {
 /// # Errors
 /// ENOENT if there is no such file, EACCES if it is not a pinned object or may not be used.
 #[doc(alias = "BPF_OBJ_GET")]
-pub fn pinned(path: &Path) -> nix::Result<OwnedFd> {
-    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+pub fn pinned(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
     let mut attr = PinAttr {
         pathname: address(path.as_ptr()),
         ..PinAttr::default()
@@ -255,8 +255,8 @@ pub fn pinned(path: &Path) -> nix::Result<OwnedFd> {
 /// # Errors
 /// EEXIST if the path exists, EPERM if its directory is not on a BPF file system.
 #[doc(alias = "BPF_OBJ_PIN")]
-pub fn pin(prog: BorrowedFd<'_>, path: &Path) -> nix::Result<()> {
-    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+pub fn pin(prog: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
     let mut attr = PinAttr {
         pathname: address(path.as_ptr()),
         bpf_fd: raw(prog)?,
@@ -301,7 +301,7 @@ struct RawInfo {
 /// # Errors
 /// The errors of bpf(2). Instructions that the kernel withholds are not an error.
 #[doc(alias = "BPF_OBJ_GET_INFO_BY_FD")]
-pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
+pub fn prog_info(prog: BorrowedFd<'_>) -> rustix::io::Result<ProgInfo> {
     let mut info = RawInfo::default();
     get_info(prog, &mut info)?;
     let length = usize::try_from(info.xlated_prog_len).unwrap_or(usize::MAX) / size_of::<Insn>();
@@ -327,7 +327,7 @@ pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
 }
 
 /// Calls `BPF_OBJ_GET_INFO_BY_FD`. `info.xlated_prog_insns` is null, or points to `xlated_prog_len` writable bytes.
-fn get_info(prog: BorrowedFd<'_>, info: &mut RawInfo) -> nix::Result<()> {
+fn get_info(prog: BorrowedFd<'_>, info: &mut RawInfo) -> rustix::io::Result<()> {
     let info_len = u32::try_from(size_of::<RawInfo>()).unwrap_or(0);
     let mut attr = InfoAttr {
         bpf_fd: raw(prog)?,
@@ -373,8 +373,8 @@ pub fn load_device_program(name: &str, insns: &[Insn]) -> Result<OwnedFd, LoadEr
     };
     match load(name, insns, &mut []) {
         Ok(fd) => Ok(fd),
-        Err(Errno::EPERM) if raise_memlock() => load(name, insns, &mut []).map_err(plain),
-        Err(errno @ (Errno::EACCES | Errno::EINVAL)) => {
+        Err(Errno::PERM) if raise_memlock() => load(name, insns, &mut []).map_err(plain),
+        Err(errno @ (Errno::ACCESS | Errno::INVAL)) => {
             let mut log = vec![0; LOG_SIZE];
             match load(name, insns, &mut log) {
                 Ok(fd) => Ok(fd),
@@ -388,7 +388,7 @@ pub fn load_device_program(name: &str, insns: &[Insn]) -> Result<OwnedFd, LoadEr
     }
 }
 
-fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
+fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> rustix::io::Result<OwnedFd> {
     let mut prog_name = [0; 16];
     for (to, from) in prog_name.iter_mut().take(15).zip(name.bytes()) {
         *to = from;
@@ -399,11 +399,11 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
     let with_log = !log.is_empty();
     let mut attr = LoadAttr {
         prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
-        insn_cnt: u32::try_from(insns.len()).map_err(|_| Errno::E2BIG)?,
+        insn_cnt: u32::try_from(insns.len()).map_err(|_| Errno::TOOBIG)?,
         insns: address(insns.as_ptr()),
         license: address(license.as_ptr()),
         log_level: u32::from(with_log),
-        log_size: u32::try_from(log.len()).map_err(|_| Errno::EINVAL)?,
+        log_size: u32::try_from(log.len()).map_err(|_| Errno::INVAL)?,
         log_buf: if with_log {
             address(log.as_mut_ptr())
         } else {
@@ -419,7 +419,7 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
         // SAFETY: LoadAttr is the program load member of `union bpf_attr`; `insns` points to `insn_cnt` instructions,
         // `license` to a C string, `log_buf` is null or points to `log_size` writable bytes; all outlive the call.
         match unsafe { bpf(BPF_PROG_LOAD, &mut attr) } {
-            Err(Errno::EAGAIN) if tries > 0 => {}
+            Err(Errno::AGAIN) if tries > 0 => {}
             other => break other?,
         }
     };
@@ -470,7 +470,7 @@ struct AttachAttr {
 }
 
 impl AttachAttr {
-    fn new(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<Self> {
+    fn new(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let (target_fd, attach_bpf_fd) = (raw(cgroup)?, raw(prog)?);
         Ok(Self {
             target_fd,
@@ -492,7 +492,7 @@ pub fn attach(
     prog: BorrowedFd<'_>,
     flags: u32,
     replace: Option<BorrowedFd<'_>>,
-) -> nix::Result<()> {
+) -> rustix::io::Result<()> {
     let mut attr = AttachAttr {
         attach_flags: flags,
         ..AttachAttr::new(cgroup, prog)?
@@ -514,7 +514,7 @@ pub fn attach_at(
     prog: BorrowedFd<'_>,
     flags: u32,
     revision: u64,
-) -> nix::Result<()> {
+) -> rustix::io::Result<()> {
     let mut attr = AttachAttr {
         attach_flags: flags,
         expected_revision: revision,
@@ -529,7 +529,7 @@ pub fn attach_at(
 /// # Errors
 /// ENOENT if the program is not attached there.
 #[doc(alias = "BPF_PROG_DETACH")]
-pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
+pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let mut attr = AttachAttr::new(cgroup, prog)?;
     // SAFETY: AttachAttr is the attach member of `union bpf_attr`, which detach shares, and holds no pointer.
     unsafe { bpf(BPF_PROG_DETACH, &mut attr) }.map(drop)
@@ -541,7 +541,7 @@ pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
 ///
 /// `T` has the layout of the start of the member of `union bpf_attr` that `command` reads and writes, has no padding
 /// bytes, and every pointer in it is valid for what the command does with it.
-unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> nix::Result<RawFd> {
+unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> rustix::io::Result<RawFd> {
     // SAFETY: the kernel reads and writes at most `size_of::<T>()` bytes at `attr`, which is exclusively ours; what it
     // points to is our caller's promise.
     let answer = unsafe {
@@ -552,11 +552,11 @@ unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> nix::Result<RawFd> {
             size_of::<T>(),
         )
     };
-    RawFd::try_from(Errno::result(answer)?).map_err(|_| Errno::EBADF)
+    RawFd::try_from(super::answer::of(answer)?).map_err(|_| Errno::BADF)
 }
 
-fn raw(fd: BorrowedFd<'_>) -> nix::Result<u32> {
-    u32::try_from(fd.as_raw_fd()).map_err(|_| Errno::EBADF)
+fn raw(fd: BorrowedFd<'_>) -> rustix::io::Result<u32> {
+    u32::try_from(fd.as_raw_fd()).map_err(|_| Errno::BADF)
 }
 
 /// Returns a pointer as bpf(2) takes it, with 64 bits on every architecture.

@@ -5,9 +5,11 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use nix::errno::Errno;
 use nix::libc;
 use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use super::answer;
 
 const CREATE_RULESET_VERSION: u32 = 1;
 const RULE_PATH_BENEATH: libc::c_int = 1;
@@ -113,7 +115,7 @@ pub fn restrict(files: Files) -> io::Result<()> {
             0_u32,
         )
     };
-    let fd = i32::try_from(Errno::result(fd)?).map_err(|_| Errno::EBADF)?;
+    let fd = i32::try_from(answer::of(fd)?).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call; nothing else owns it.
     let rules = unsafe { OwnedFd::from_raw_fd(fd) };
     for (place, access) in files.allowed {
@@ -121,9 +123,9 @@ pub fn restrict(files: Files) -> io::Result<()> {
     }
     // SAFETY: landlock_restrict_self(2) takes a descriptor and flags, and touches no memory.
     let done = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0_u32) };
-    match Errno::result(done) {
+    match answer::of(done) {
         // E2BIG means that 16 rule sets are in force already, which is the limit of the kernel.
-        Ok(_) | Err(Errno::E2BIG) => Ok(()),
+        Ok(_) | Err(Errno::TOOBIG) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -182,6 +184,6 @@ fn allow(rules: &OwnedFd, place: &OwnedFd, bits: u64) -> io::Result<()> {
             0_u32,
         )
     };
-    Errno::result(added)?;
+    answer::of(added)?;
     Ok(())
 }

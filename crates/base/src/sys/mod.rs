@@ -2,6 +2,7 @@
 //!
 //! The modules wrap the kernel and contain no policy. If `rustix` or `nix` has a safe function, callers use that.
 
+mod answer;
 pub mod bpf;
 pub mod child;
 pub mod confine;

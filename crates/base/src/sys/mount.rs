@@ -25,6 +25,8 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 
+use super::answer;
+
 pub mod in_place;
 mod label;
 pub mod statmount;
@@ -191,11 +193,9 @@ fn open_tree_attr(
             size_of::<MountAttr>(),
         )
     };
-    match RawFd::try_from(result) {
-        // SAFETY: the call succeeded, so that it returned a new descriptor, which nothing else owns.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
+    let fd = RawFd::try_from(answer::of(result)?).map_err(|_| Errno::BADF)?;
+    // SAFETY: the call succeeded, so that it returned a new descriptor, which nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Calls mount_setattr(2). `size` is the size of [`MountAttr`] in bytes, or 0, for which the kernel returns EINVAL.
@@ -212,10 +212,7 @@ fn set_attr(mount: BorrowedFd<'_>, attr: &MountAttr, size: usize) -> Result<(), 
             size.min(size_of::<MountAttr>()),
         )
     };
-    match result {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
+    answer::of(result).map(drop)
 }
 
 /// Attaches a detached mount to the file or directory `target`.

@@ -9,12 +9,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::libc;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::thread::CapabilitySets;
 
@@ -247,7 +247,7 @@ pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
     if nix::unistd::setfsuid(uid) == uid && nix::unistd::setfsgid(gid) == gid {
         Ok(())
     } else {
-        Err(Errno::EPERM.into())
+        Err(Errno::PERM.into())
     }
 }
 

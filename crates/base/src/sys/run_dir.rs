@@ -13,8 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::fcntl::{Flock, FlockArg};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, Stat, flock};
 use rustix::io::Errno;
 
 use super::in_root::or_missing;
@@ -38,7 +37,15 @@ pub struct RunDir {
 /// A lock that is held until the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct Lock {
-    _file: Flock<File>,
+    file: OwnedFd,
+}
+
+impl Drop for Lock {
+    /// Unlocks the file instead of only closing it: a child that NVML blocks in the kernel has a copy of the descriptor, with which the lock
+    /// would stay (flock(2)).
+    fn drop(&mut self) {
+        flock(&self.file, FlockOperation::Unlock).ok();
+    }
 }
 
 /// The directory that [`RunDir::open_and_keep`] opened.
@@ -232,19 +239,14 @@ impl RunDir {
             OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
         check_ours(fd.as_fd(), FileType::RegularFile, self.us)?;
-        let mut file = File::from(fd);
         let until = Instant::now() + patience;
         // flock(2) has no time limit, so the lock is tried until the patience is over.
         loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(file) => return Ok(Some(Lock { _file: file })),
-                Err((_, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() >= until => {
-                    return Ok(None);
-                }
-                Err((back, nix::errno::Errno::EWOULDBLOCK | nix::errno::Errno::EINTR)) => {
-                    file = back
-                }
-                Err((_, error)) => return Err(error.into()),
+            match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(Lock { file: fd })),
+                Err(Errno::WOULDBLOCK) if Instant::now() >= until => return Ok(None),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
             std::thread::sleep(LOCK_PAUSE);
         }

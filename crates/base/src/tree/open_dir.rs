@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nix::errno::Errno;
 use rustix::fs::{AtFlags, FileType, Stat};
+use rustix::io::Errno;
 
 use super::listing::Listing;
 
@@ -112,12 +112,12 @@ impl OpenDir {
                 _ => self.listing(),
             };
             match listing.map(|listing| listing.kind(name)) {
-                Some(None) => return Err(Errno::ENOENT.into()),
+                Some(None) => return Err(Errno::NOENT.into()),
                 Some(Some(FileType::Symlink)) => return Ok(Seen::Link(self.link(name)?)),
                 Some(Some(FileType::Unknown)) => {}
                 Some(Some(kind)) => return Ok(Seen::Type(kind)),
                 None if look == Look::Link => match self.link(name) {
-                    Err(rustix::io::Errno::INVAL) => {} // not a link
+                    Err(Errno::INVAL) => {} // not a link
                     text => return Ok(Seen::Link(text?)),
                 },
                 None => {}

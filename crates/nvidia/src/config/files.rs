@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use nix::errno::Errno;
 use rustix::fs::Stat;
+use rustix::io::Errno;
 
 use base::debug;
 use base::paths::HostPath;
@@ -125,7 +125,7 @@ fn is_drop_in(path: &Path) -> bool {
 }
 
 fn is_missing(error: &anyhow::Error) -> bool {
-    errno_of(error) == Some(Errno::ENOENT)
+    errno_of(error) == Some(Errno::NOENT)
 }
 
 fn read_file(path: &Path) -> Result<String> {

@@ -1,5 +1,7 @@
 //! Parses and resolves `user = "root:video"`, the user of the process that calls NVML.
 
+use std::io;
+
 use anyhow::Result;
 use nix::unistd::{Gid, Group, Uid, User};
 
@@ -48,9 +50,10 @@ impl UserSpec {
 /// If the user or the group does not exist.
 pub fn resolve(spec: &UserSpec) -> Result<Identity> {
     let entry = match spec.user.parse() {
-        Ok(uid) => User::from_uid(Uid::from_raw(uid))?,
+        Ok(uid) => User::from_uid(Uid::from_raw(uid)).map_err(io::Error::from)?,
         Err(_) => {
-            Some(User::from_name(&spec.user)?.ok_or_else(|| unknown("user", &spec.user, spec))?)
+            let found = User::from_name(&spec.user).map_err(io::Error::from)?;
+            Some(found.ok_or_else(|| unknown("user", &spec.user, spec))?)
         }
     };
     let uid = match &entry {
@@ -61,9 +64,8 @@ pub fn resolve(spec: &UserSpec) -> Result<Identity> {
         Some(group) => match group.parse() {
             Ok(gid) => Gid::from_raw(gid),
             Err(_) => {
-                Group::from_name(group)?
-                    .ok_or_else(|| unknown("group", group, spec))?
-                    .gid
+                let found = Group::from_name(group).map_err(io::Error::from)?;
+                found.ok_or_else(|| unknown("group", group, spec))?.gid
             }
         },
         None => entry.ok_or_else(|| unknown("user", &spec.user, spec))?.gid,

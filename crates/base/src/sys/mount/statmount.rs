@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::libc;
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
 
-use crate::sys::proc_file;
+use crate::sys::{answer, proc_file};
 
 /// `STATX_MNT_ID_UNIQUE`: an id that is not reused before the next boot.
 const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -108,15 +108,17 @@ pub fn facts_at(path: &Path) -> Option<MountFacts> {
 
 /// Like [`facts`], for a mount with a known id.
 pub fn facts_of(mount: Id) -> Option<MountFacts> {
-    match mount {
-        Id::Unique(mount) => parse(&ask(mount).ok()?),
-        Id::Reused(_) => None,
-    }
+    let Id::Unique(mount) = mount else {
+        return None;
+    };
+    let mut answer = [0; ANSWER];
+    ask(mount, &mut answer).ok()?;
+    parse(&answer)
 }
 
-fn ask(mount: u64) -> io::Result<[u64; ANSWER]> {
+/// Fills `answer`, which is not returned, because it is longer than a page and would be copied.
+fn ask(mount: u64, answer: &mut [u64; ANSWER]) -> rustix::io::Result<()> {
     let request: [u64; 3] = [REQUEST_SIZE, mount, ASKED];
-    let mut answer = [0; ANSWER];
     // SAFETY: statmount(2) reads the 24 bytes of `request`, whose first field says that there are so many, and writes at
     // most the given number of bytes to `answer`, which has them. Both live until it returns; it keeps neither.
     let result = unsafe {
@@ -124,15 +126,11 @@ fn ask(mount: u64) -> io::Result<[u64; ANSWER]> {
             SYS_STATMOUNT,
             request.as_ptr(),
             answer.as_mut_ptr(),
-            size_of_val(&answer),
+            size_of_val(answer),
             0_u32,
         )
     };
-    if result == 0 {
-        Ok(answer)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    answer::of(result).map(drop)
 }
 
 /// Parses `struct statmount`: the words `mask` (1), `sb_magic` (3), `mnt_parent_id` (6), `mnt_attr` (8) and `mnt_propagation` (9),
@@ -186,6 +184,7 @@ mod tests {
     use std::os::fd::AsRawFd as _;
 
     use super::*;
+    use rustix::io::Errno;
 
     #[test]
     fn the_answer_is_read() {
@@ -219,9 +218,9 @@ mod tests {
     fn the_facts_are_those_of_mountinfo() {
         let file = std::fs::File::open("/proc/self").unwrap();
         let Some(facts) = facts(&file) else {
-            let refused = ask(0).unwrap_err().raw_os_error();
+            let refused = ask(0, &mut [0; ANSWER]).unwrap_err();
             assert!(
-                matches!(refused, Some(libc::ENOSYS | libc::EPERM)),
+                matches!(refused, Errno::NOSYS | Errno::PERM),
                 "statmount(2) exists and failed: {refused:?}"
             );
             return;
