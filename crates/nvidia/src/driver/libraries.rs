@@ -18,6 +18,7 @@ use super::file_table::{FileRow, HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind
 use super::kind::DriverKind;
 use super::ldcache::{self, Arch};
 use super::packages;
+use super::sonames::Sonames;
 
 /// A shared library of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub struct Library {
     /// `libcuda.so.535.183.01`
     pub file_name: OsString,
     /// The names in the linker cache, such as `libcuda.so.1`. They include the file name if that is the SONAME.
-    pub sonames: BTreeSet<OsString>,
+    pub sonames: Sonames,
 }
 
 /// An entry of the linker cache that is not used.
@@ -329,7 +330,7 @@ impl Search<'_> {
                 arch,
                 source: file.host.clone(),
                 file_name,
-                sonames: BTreeSet::new(),
+                sonames: Sonames::default(),
             });
             if library.source == file.host {
                 library.sonames.insert(soname.to_owned());
@@ -368,7 +369,7 @@ impl Search<'_> {
         }
         let soname = self.root.open_file(&file.path).ok().and_then(elf::soname);
         // ldconfig lists a library without a SONAME under its file name.
-        let sonames = BTreeSet::from([soname.unwrap_or_else(|| file_name.clone())]);
+        let sonames = Sonames::from([soname.unwrap_or_else(|| file_name.clone())]);
         Some(Library {
             name,
             arch,
@@ -537,7 +538,7 @@ mod tests {
             (found.len(), &found[0].sonames),
             (
                 1,
-                &BTreeSet::from(["libcuda.so".into(), "libcuda.so.1".into()])
+                &Sonames::from(["libcuda.so", "libcuda.so.1"].map(Into::into))
             )
         );
         assert_eq!(found[0].source.as_path(), lib("libcuda.so.535"));

@@ -15,6 +15,7 @@ use super::files::{self, DriverFiles};
 use super::kind::DriverKind;
 use super::ldcache::Arch;
 use super::libraries::{Library, PassedOver, Search};
+use super::sonames::Sonames;
 use super::{elf, lacking, packages, wsl};
 use crate::capability::{Capabilities, Capability};
 
@@ -185,7 +186,7 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
                 arch,
                 source: file.host,
                 file_name: name.into(),
-                sonames: BTreeSet::new(),
+                sonames: Sonames::default(),
             });
         }
     }

@@ -20,6 +20,7 @@ pub mod packages;
 pub mod params;
 pub mod pci;
 pub mod platform;
+pub mod sonames;
 pub mod wsl;
 
 pub use self::kind::DriverKind;

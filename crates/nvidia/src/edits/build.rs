@@ -1,6 +1,5 @@
 //! Builds edits from driver files, device nodes and GPUs.
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +13,7 @@ use crate::driver::file_table::{
 use crate::driver::files::DriverFiles;
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
+use crate::driver::sonames::Sonames;
 
 /// Builds the edits that every container with the driver gets, even one that requests `none`.
 #[must_use]
@@ -69,7 +69,7 @@ fn optional(source: &HostPath, placement: Placement, name: OsString) -> HostFile
         source: source.clone(),
         placement,
         name,
-        sonames: BTreeSet::new(),
+        sonames: Sonames::default(),
         need: Need::Optional,
     }
 }
@@ -98,7 +98,7 @@ fn library(library: &Library) -> HostFile {
 /// Returns the names for the linker cache, including the names of development links, which the host's cache may lack. ld.so searches
 /// directories for a name that is not in the cache, and could find another copy: a program would load the image's newer libcuda with
 /// one name, and the host's libcuda with the other.
-fn sonames(library: &Library) -> BTreeSet<OsString> {
+fn sonames(library: &Library) -> Sonames {
     let mut sonames = library.sonames.clone();
     for (name, link, target) in DEV_LINKS {
         let has_target = *name == library.name && library.sonames.contains(OsStr::new(target));

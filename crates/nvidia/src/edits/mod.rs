@@ -9,7 +9,6 @@ pub mod decide;
 pub mod facts;
 pub mod placement;
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +16,7 @@ use crate::capability::{Capabilities, Omit};
 pub use crate::driver::ipc::{Channel, Ipc};
 use crate::driver::ldcache::Arch;
 pub use crate::driver::nodes::DeviceNode;
+use crate::driver::sonames::Sonames;
 use crate::feature::Features;
 use base::paths::{ContainerPath, HostPath};
 
@@ -71,7 +71,7 @@ pub struct HostFile {
     /// The name of the file in that directory
     pub name: OsString,
     /// For a library, the names by which ld.so finds it
-    pub sonames: BTreeSet<OsString>,
+    pub sonames: Sonames,
     /// Whether the container can start without it
     pub need: Need,
 }

@@ -78,6 +78,14 @@ struct StoredLibrary {
     sonames: Vec<String>,
 }
 
+/// Stored results without what they were based on, which is not needed after it was compared.
+#[derive(Debug)]
+struct Known {
+    /// The path of libnvidia-ml
+    management: PathBuf,
+    searches: Vec<Search>,
+}
+
 /// The cache for the files of one driver root.
 #[derive(Debug)]
 pub(super) struct LocatedCache {
@@ -89,7 +97,7 @@ pub(super) struct LocatedCache {
     /// The time before the first lookup
     start: SystemTime,
     /// The stored results, if they are valid
-    stored: Option<Stored>,
+    known: Option<Known>,
 }
 
 impl LocatedCache {
@@ -127,9 +135,14 @@ impl LocatedCache {
                 "{root:?} {boot} {version} {ldcache:?} {library_dirs:?} {driver_files:?}"
             ),
             start,
-            stored: None,
+            known: None,
         };
-        cache.stored = cache.read(roots);
+        if let Some(stored) = cache.read(roots) {
+            cache.known = Some(Known {
+                management: stored.management,
+                searches: stored.searches,
+            });
+        }
         Some(cache)
     }
 
@@ -142,8 +155,8 @@ impl LocatedCache {
 
     /// Returns the path of libnvidia-ml.
     pub(super) fn management_library(&self) -> Option<HostPath> {
-        let stored = self.stored.as_ref()?;
-        Some(HostPath::new(&stored.management))
+        let known = self.known.as_ref()?;
+        Some(HostPath::new(&known.management))
     }
 
     /// Returns the files and the findings of an earlier search for these capabilities.
@@ -155,7 +168,7 @@ impl LocatedCache {
         if version != self.version {
             return None;
         }
-        let mut searches = self.stored.as_ref()?.searches.iter();
+        let mut searches = self.known.as_ref()?.searches.iter();
         searches
             .find(|search| search.capabilities == capabilities)?
             .result()
@@ -181,7 +194,7 @@ impl LocatedCache {
             return;
         };
         let mut searches = Vec::new();
-        if self.stored.is_some() {
+        if self.known.is_some() {
             // This search began with libnvidia-ml from the stored results. They are read again, because another process may have added
             // one.
             let Some(stored) = self.read(roots) else {
