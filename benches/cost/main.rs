@@ -31,12 +31,13 @@ mod support;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use driver::FakeDriver;
 use engine::{IMAGE, Podman};
 use measure::{Case, Took, machine, ms, peak_rss, print, take_turns, time};
-use scene::{Disk, FileSystem, Layer, Names, Scene, StateDir, forget};
-use support::{HOOK, sh};
+use scene::{Disk, FileSystem, Layer, Names, Scene, StateDir, forget, hook, installed};
+use support::sh;
 
 /// The number of rounds for short commands, for container starts, and for podman.
 const ROUNDS: [usize; 3] = [400, 100, 25];
@@ -100,9 +101,10 @@ fn main() {
     no_request(&scene, short, &mut rows);
     commands(short, &mut rows);
     containers(&scene, &fake, starts, &mut rows);
+    mig(&scene, starts, &mut rows);
     at_once(&scene, starts / 6, &mut rows);
     podman(runs, &mut rows);
-    let size = std::fs::metadata(HOOK).unwrap().len();
+    let size = std::fs::metadata(hook()).unwrap().len();
     rows.push(Row::new(
         "binary, as it was built here",
         "2 MB",
@@ -195,7 +197,7 @@ fn commands(rounds: usize, rows: &mut Vec<Row>) {
     let output = fake.root.with_file_name("nvidia.yaml");
     let output = output.to_str().unwrap();
     let words = |words: &[&str]| -> Vec<String> {
-        [HOOK, "--config", fake.config.to_str().unwrap()]
+        [hook(), "--config", fake.config.to_str().unwrap()]
             .iter()
             .chain(words)
             .map(|word| (*word).to_owned())
@@ -237,11 +239,15 @@ fn commands(rounds: usize, rows: &mut Vec<Row>) {
 
 /// Compares starts by this build with those by other builds, in turn. The first other build is the first row of each block.
 fn compare(scene: &Scene, others: &[String], rounds: usize) {
-    let programs: Vec<&str> = others.iter().map(String::as_str).chain([HOOK]).collect();
+    let mut programs: Vec<(&str, String)> = Vec::new();
+    for other in others {
+        programs.push((other, installed(other)));
+    }
+    programs.push(("this build", hook().to_owned()));
     let block = |what: &str, rounds: usize, start: &dyn Fn(&str) -> Took| {
-        let case = |program: &&'_ str| {
-            let (program, state) = (program.to_string(), StateDir::new(scene));
-            Case::new(format!("{what}, {program}"), move || {
+        let case = |(name, program): &(&str, String)| {
+            let (program, state) = (program.clone(), StateDir::new(scene));
+            Case::new(format!("{what}, {name}"), move || {
                 state.during(|| start(&program))
             })
         };
@@ -254,6 +260,22 @@ fn compare(scene: &Scene, others: &[String], rounds: usize) {
     };
     block("no GPU requested", 4 * rounds, &|program| {
         time(&mut scene.no_request_of(program, 0))
+    });
+    let fake = FakeDriver::new(&["--gpus", "8", "--all-files"]);
+    let output = fake.root.with_file_name("nvidia.yaml");
+    for verb in ["generate", "refresh"] {
+        block(&format!("cdi {verb}, 8 GPUs"), 2 * rounds, &|program| {
+            let mut command = Command::new(program);
+            command.arg("--config").arg(&fake.config);
+            command.args(["cdi", verb, "--output"]).arg(&output);
+            time(command.env_clear().stderr(Stdio::null()))
+        });
+    }
+    fake.divide();
+    std::thread::sleep(Duration::from_secs(2));
+    let small = scene.image(0);
+    block("one of 56 MIG devices", rounds, &|program| {
+        scene.start_one(program, &small, &fake, "1:1")
     });
     let (fake, large) = (FakeDriver::new(&["--gpus", "8"]), scene.image(5000));
     block("5000 additional libraries", rounds, &|program| {
@@ -272,6 +294,36 @@ fn compare(scene: &Scene, others: &[String], rounds: usize) {
             }
         }
     }
+}
+
+/// Compares the start of a container with one of 56 MIG devices with that of a container with one of eight GPUs.
+fn mig(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
+    let [whole, divided] =
+        ["whole", "divided"].map(|_| FakeDriver::new(&["--gpus", "8", "--all-files"]));
+    divided.divide();
+    // An answer is not cached while an instance is younger than a second.
+    std::thread::sleep(Duration::from_secs(2));
+    let image = scene.image(0);
+    let mut cases = [
+        Case::new("one of 8 GPUs, warm", || {
+            scene.start_one(hook(), &image, &whole, "1")
+        }),
+        Case::new("one of 56 MIG devices, warm", || {
+            scene.start_one(hook(), &image, &divided, "1:1")
+        }),
+    ];
+    take_turns(&mut cases, 1);
+    cases.iter_mut().for_each(Case::forget);
+    take_turns(&mut cases, rounds);
+    print(&cases);
+    let [wall, cpu] =
+        [|took: &Took| took.wall, |took: &Took| took.cpu].map(|of| cases[1].ratio(&cases[0], of));
+    rows.push(Row::new(
+        "one of 56 MIG devices, warm",
+        "≤ 1.5 × one GPU",
+        format!("{wall:.2} ×; CPU {cpu:.2} ×"),
+        wall <= 1.5 && cpu <= 1.5,
+    ));
 }
 
 fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
@@ -313,7 +365,13 @@ fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Ro
 
     let container = scene.container(small, Layer::Tmpfs);
     let state = || File::open(scene.state(&container)).unwrap();
-    let words = [HOOK, "--config", fake.config.to_str().unwrap(), "prestart"].map(str::to_owned);
+    let words = [
+        hook(),
+        "--config",
+        fake.config.to_str().unwrap(),
+        "prestart",
+    ]
+    .map(str::to_owned);
     let rss = peak_rss(&words, state());
     println!(
         "peak RSS, 8 GPUs, warm: {rss} KiB; /bin/true: {} KiB\n",
@@ -466,11 +524,11 @@ fn cdi_specs(fake: &FakeDriver) -> [PathBuf; 2] {
     ["ours", "cat"].map(|name| {
         let (dir, program) = (
             dir.join(name),
-            if name == "cat" { "/bin/cat" } else { HOOK },
+            if name == "cat" { "/bin/cat" } else { hook() },
         );
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("nvidia.yaml");
-        let mut generate = Command::new(HOOK);
+        let mut generate = Command::new(hook());
         generate
             .arg("--config")
             .arg(&fake.config)

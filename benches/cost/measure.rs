@@ -3,14 +3,15 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-/// The duration and the CPU time of a run. Other programs do not increase the CPU time.
+/// The duration, the CPU time and the page faults of a run. Other programs increase only the duration.
 #[derive(Clone, Copy)]
 pub struct Took {
     pub wall: Duration,
     pub cpu: Duration,
+    pub faults: i64,
 }
 
 /// A measured case. `run` prepares itself, and returns the time of the rest.
@@ -45,13 +46,20 @@ impl<'a> Case<'a> {
 
     /// Returns the median of the ratios to another case in the same rounds. Other load on the machine affects all cases of a round, so
     /// these ratios can be repeated within a few percent, while the ratio of two medians cannot.
-    fn ratio(&self, base: &Self, of: fn(&Took) -> Duration) -> f64 {
+    pub fn ratio(&self, base: &Self, of: fn(&Took) -> Duration) -> f64 {
         let mut ratios = Vec::new();
         for (took, base) in self.times.iter().zip(&base.times) {
             ratios.push(of(took).as_secs_f64() / of(base).as_secs_f64());
         }
         ratios.sort_by(f64::total_cmp);
         ratios[(ratios.len() - 1) / 2]
+    }
+
+    /// Returns the median of the page faults.
+    fn faults(&self) -> i64 {
+        let mut faults: Vec<_> = self.times.iter().map(|took| took.faults).collect();
+        faults.sort_unstable();
+        faults[(faults.len() - 1) / 2]
     }
 
     /// Returns a percentile.
@@ -72,11 +80,11 @@ pub fn take_turns(cases: &mut [Case<'_>], rounds: usize) {
     }
 }
 
-/// Prints the median, the first and last decile, and the CPU time in milliseconds, with the ratios to the first case.
+/// Prints the median, the first and last decile, and the CPU time in milliseconds, with the ratios to the first case, and the page faults.
 pub fn print(cases: &[Case<'_>]) {
     for case in cases {
         println!(
-            "{:<42} {:>9.3} ms ({:.3} – {:.3}) {:>7.2} x   cpu {:>8.3} ms {:>7.2} x",
+            "{:<42} {:>9.3} ms ({:.3} – {:.3}) {:>7.2} x   cpu {:>8.3} ms {:>7.2} x {:>7} faults",
             case.name,
             ms(case.median()),
             ms(case.at(10, |took| took.wall)),
@@ -84,6 +92,7 @@ pub fn print(cases: &[Case<'_>]) {
             case.ratio(&cases[0], |took| took.wall),
             ms(case.cpu()),
             case.ratio(&cases[0], |took| took.cpu),
+            case.faults(),
         );
     }
     println!();
@@ -126,16 +135,21 @@ pub fn time_all(mut commands: Vec<Command>) -> Took {
 
 /// Measures `run`, including the programs that it starts and waits for.
 pub fn took(run: impl FnOnce()) -> Took {
-    let (cpu, start) = (cpu_of_children(), Instant::now());
+    let (before, start) = (of_children(), Instant::now());
     run();
+    let (wall, after) = (start.elapsed(), of_children());
     Took {
-        wall: start.elapsed(),
-        cpu: cpu_of_children() - cpu,
+        wall,
+        cpu: cpu(&after) - cpu(&before),
+        faults: after.minor_page_faults() - before.minor_page_faults(),
     }
 }
 
-fn cpu_of_children() -> Duration {
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap();
+fn of_children() -> Usage {
+    getrusage(UsageWho::RUSAGE_CHILDREN).unwrap()
+}
+
+fn cpu(usage: &Usage) -> Duration {
     let time =
         |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap());
     time(usage.user_time()) + time(usage.system_time())

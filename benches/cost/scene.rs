@@ -4,11 +4,31 @@ use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use super::measure::{self, Took};
 use crate::cri_scene::CriContainer;
 use crate::driver::{FakeDriver, Image};
 use crate::support::{HOOK, run, sh};
+
+/// Returns the path of a copy of a program, which is written like the file of a package. The linker writes a program through a mapping, and
+/// of such a file the kernel maps fewer pages at once: a start of this build would have 20 page faults more than one of a copied build.
+pub fn installed(program: &str) -> String {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
+    let copy = dir.join(program.trim_start_matches('/').replace('/', "-"));
+    std::fs::create_dir_all(&dir).unwrap();
+    run(Command::new("cp")
+        .args(["--reflink=never", program])
+        .arg(&copy))
+    .ok();
+    copy.to_str().unwrap().to_owned()
+}
+
+/// Returns the path of this build of the hook.
+pub fn hook() -> &'static str {
+    static INSTALLED: OnceLock<String> = OnceLock::new();
+    INSTALLED.get_or_init(|| installed(HOOK))
+}
 
 /// A file system of a disk. Without a journal, as `/` of some virtual machines, ext4 checks for each new inode which ones were deleted
 /// recently (`recently_deleted` in fs/ext4/ialloc.c), and the end of a container deletes dozens.
@@ -134,7 +154,7 @@ pub enum Layer<'a> {
 
 /// The directory of the measurements.
 pub struct Scene {
-    pub dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     made: Cell<usize>,
 }
 
@@ -201,13 +221,18 @@ impl Scene {
 
     /// Creates a container like an engine: an overlay with a writable layer on the image.
     pub fn container(&self, image: &Path, at: Layer<'_>) -> CriContainer {
+        self.container_with(image, at, "all")
+    }
+
+    /// The same with these visible devices.
+    fn container_with(&self, image: &Path, at: Layer<'_>, visible: &str) -> CriContainer {
         self.made.set(self.made.get() + 1);
         let (parent, mount) = match at {
             Layer::Tmpfs => (self.dir.path(), "mount -t tmpfs layer $layer"),
             Layer::Disk(disk) => (disk.dir.as_path(), "true"),
         };
         let dir = parent.join(format!("container-{}", self.made.get()));
-        let container = CriContainer::start(&dir, image, mount);
+        let container = CriContainer::start_with(&dir, image, mount, visible);
         // The records of earlier containers, which no poststop hook removes here.
         sh("rm -f /run/oci-nvidia-hook/containers/*").ok();
         container
@@ -222,7 +247,7 @@ impl Scene {
 
     /// Returns the command of the hook for a container.
     pub fn hook(&self, container: &CriContainer, fake: &FakeDriver) -> Command {
-        self.hook_of(HOOK, container, fake)
+        self.hook_of(hook(), container, fake)
     }
 
     fn hook_of(&self, program: &str, container: &CriContainer, fake: &FakeDriver) -> Command {
@@ -238,7 +263,7 @@ impl Scene {
 
     /// Measures the start of a container.
     pub fn start(&self, image: &Path, fake: &FakeDriver) -> Took {
-        self.start_with(HOOK, image, Layer::Tmpfs, fake)
+        self.start_with(hook(), image, Layer::Tmpfs, fake)
     }
 
     /// Measures the start of a container, with another build of the hook or on a disk.
@@ -253,9 +278,15 @@ impl Scene {
         measure::time(&mut self.hook_of(program, &container, fake))
     }
 
+    /// Measures the start of a container with one device.
+    pub fn start_one(&self, program: &str, image: &Path, fake: &FakeDriver, device: &str) -> Took {
+        let container = self.container_with(image, Layer::Tmpfs, device);
+        measure::time(&mut self.hook_of(program, &container, fake))
+    }
+
     /// Measures the start of several containers at the same time.
     pub fn start_all(&self, count: usize, image: &Path, at: Layer<'_>, fake: &FakeDriver) -> Took {
-        self.start_all_with(HOOK, count, image, at, fake)
+        self.start_all_with(hook(), count, image, at, fake)
     }
 
     /// The same with another build of the hook.
@@ -385,7 +416,7 @@ impl Scene {
 
     /// Returns the command of the hook for a container without a request, with about `bytes` bytes of mounts in config.json.
     pub fn no_request(&self, bytes: usize) -> Command {
-        self.no_request_of(HOOK, bytes)
+        self.no_request_of(hook(), bytes)
     }
 
     /// The same with another build of the hook.

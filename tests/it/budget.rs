@@ -15,7 +15,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::scene::{CriContainer, overlay};
-use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Need, run, run_with, scratch, sh};
 
 const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("strip")];
 const NEEDS_VALGRIND: &[Need] = &[
@@ -349,19 +349,7 @@ fn one_mig_device_warm() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let whole = cost_of_one(&dir.path().join("whole"), &fake, &image, "1");
-    let mut layout = String::new();
-    for (gpu, instance) in (0..8).flat_map(|gpu| (1..=7).map(move |instance| (gpu, instance))) {
-        layout +=
-            &format!("mig gpu={gpu} gi={instance} ci=0 profile=1g.10gb uuid=MIG-{gpu}{instance}\n");
-    }
-    let file = dir.path().join("layout");
-    fs::write(&file, layout).unwrap();
-    let (make_root, root) = (source("tests/fake-driver/make-root"), &fake.root);
-    run(Command::new(make_root)
-        .arg(root)
-        .arg("--mig-layout")
-        .arg(file))
-    .ok();
+    fake.divide();
     let mig = cost_of_one(&dir.path().join("mig"), &fake, &image, "1:1");
     let times = |mig: u64, whole: u64| mig as f64 / whole as f64;
     at_most(

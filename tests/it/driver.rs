@@ -60,6 +60,24 @@ impl FakeDriver {
         create("tests/fake-driver/make-root", arguments, &self.root);
     }
 
+    /// Divides each of eight GPUs into seven MIG devices.
+    pub fn divide(&self) {
+        let mut layout = String::new();
+        for (gpu, instance) in (0..8).flat_map(|gpu| (1..=7).map(move |instance| (gpu, instance))) {
+            layout += &format!(
+                "mig gpu={gpu} gi={instance} ci=0 profile=1g.10gb uuid=MIG-{gpu}{instance}
+"
+            );
+        }
+        let file = self.root.with_file_name("layout");
+        std::fs::write(&file, layout).unwrap();
+        run(Command::new(source("tests/fake-driver/make-root"))
+            .arg(&self.root)
+            .arg("--mig-layout")
+            .arg(file))
+        .ok();
+    }
+
     /// Creates a driver of this version with NVIDIA's real user-space files below `real`, except for the management library,
     /// which would need a GPU.
     pub fn among_real_files(real: &Path, version: &str) -> Self {
