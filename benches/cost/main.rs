@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use driver::FakeDriver;
+use driver::{FakeDriver, Image};
 use engine::{IMAGE, Podman};
 use measure::{Case, Took, machine, ms, peak_rss, print, take_turns, time};
 use scene::{Disk, FileSystem, Layer, Names, Scene, StateDir, forget, hook, installed};
@@ -553,7 +553,8 @@ fn cdi_specs(fake: &FakeDriver) -> [PathBuf; 2] {
 fn podman(rounds: usize, rows: &mut Vec<Row>) {
     let fake = &FakeDriver::new(&["--gpus", "8", "--all-files"]);
     let disk = Disk::new(FileSystem::Ext4);
-    let podman = Podman::with_image();
+    let podman = Podman::new();
+    let rootfs = Image::new(podman.dir.path(), &["--layout", "debian"]).rootfs;
     let [ours, cat_spec] = cdi_specs(fake);
     sh("mkdir -p /etc/cdi /run/cdi; mount -t tmpfs none /etc/cdi; mount -t tmpfs none /run/cdi")
         .ok();
@@ -577,7 +578,7 @@ fn podman(rounds: usize, rows: &mut Vec<Row>) {
     let image = podman.dir.path().join("image.tar");
     sh(&format!(
         "tar -C '{}' -cf '{}' .",
-        podman.dir.path().join("image").display(),
+        rootfs.display(),
         image.display()
     ))
     .ok();
