@@ -32,7 +32,7 @@ const NEEDS_DRIVER: &[Need] = &[
 ];
 
 tests! {
-    NEEDS_CARGO => bytes_of_the_program, libraries_of_the_program, as_fast_as_true;
+    NEEDS_CARGO => bytes_of_the_program, relocated_bytes, libraries_of_the_program, as_fast_as_true;
     NEEDS_VALGRIND => nothing_asked;
     NEEDS_DRIVER => eight_gpus_warm, one_mig_device_warm, generate_and_refresh, limits_of_a_cdi_container, memory_for_a_large_config_json;
     crate::driver::NEEDS => names_in_the_image;
@@ -42,6 +42,7 @@ tests! {
 /// openat2).
 pub mod most {
     pub const BYTES: u64 = 3_450_000;
+    pub const RELOCATED: u64 = 74_000;
     pub const TIMES_TRUE: f64 = 1.5;
     pub const NOTHING_ASKED: u64 = 30_000;
     /// For a million bytes of mounts.
@@ -167,6 +168,22 @@ fn bytes_of_the_program() {
         "bytes of the program",
         fs::metadata(program()).unwrap().len(),
         most::BYTES,
+    );
+}
+
+/// The dynamic linker writes to each page of tables with addresses, such as tables of names, and each page costs a fault of each start.
+fn relocated_bytes() {
+    let shown = run(Command::new("objdump").arg("-h").arg(program())).ok();
+    let section = shown
+        .lines()
+        .find_map(|line| line.split_once(" .data.rel.ro "))
+        .unwrap()
+        .1;
+    let size = section.split_whitespace().next().unwrap();
+    at_most(
+        "bytes of tables with addresses",
+        u64::from_str_radix(size, 16).unwrap(),
+        most::RELOCATED,
     );
 }
 
