@@ -9,9 +9,10 @@
 //! 2. *Same driver*: the boot id, the version of the module, and the inode number of its directory in sysfs, which changes when the
 //!    module is loaded again; the device, inode, size and times of the library.
 //! 3. *Same GPUs*: the module lists the bus id, UUID and device minor of its GPUs in /proc/driver/nvidia/gpus, and the cached inventory
-//!    contains exactly these. The file of a GPU is not read if its directory is the same entry of procfs as before, see [`KnownGpu`]. A GPU that was removed, added, replaced in the same slot or renumbered differs in one of the three,
-//!    so no entry can refer to another GPU than the one that the container opens. After the module is loaded, it prints question
-//!    marks until it opens the GPU for the first time; the cached inventory is not used then.
+//!    contains exactly these. The file of a GPU is not read if its directory is the same entry of procfs as before, see [`KnownGpu`].
+//!    A GPU that was removed, added, replaced in the same slot or renumbered differs in one of the three, so no entry can refer to
+//!    another GPU than the one that the container opens. After the module is loaded, it prints question marks until it opens the GPU
+//!    for the first time; the cached inventory is not used then.
 //! 4. *Same order*: NVML numbers the GPUs that it can open in the order of their bus ids. The GPUs are the same because of 3, and
 //!    NVML can open the same ones if mode, owner and numbers of `/dev/nvidiactl` and of each GPU's node are the same.
 //! 5. *Same MIG devices*: the directories of GPU instances and compute instances below /proc/driver/nvidia/capabilities are the same
@@ -21,8 +22,9 @@
 //!    (`nvGenerateSmcUuid`). The module creates an entry only when an instance is created, and removes it first when the instance is
 //!    destroyed (`osRmCapRegisterSmc*`, `osRmCapUnregister` in kernel_mig_manager.c). If the GPU is unloaded and loaded again, the entries
 //!    stay, and the instances return with the same engines (`kmigmgrRestoreFromPersistence`). Therefore the same entry is the same
-//!    instance with the same UUID. [`super::proc_entry::ProcEntry`] identifies an entry; an answer is not cached if one of them is younger than
-//!    a second at the query. MIG mode cannot change while there is an instance. A GPU in MIG mode without instances is not cached.
+//!    instance with the same UUID. [`super::proc_entry::ProcEntry`] identifies an entry; an answer is not cached if one of them is
+//!    younger than a second at the query. MIG mode cannot change while there is an instance. A GPU in MIG mode without instances is
+//!    not cached.
 //! 6. *GPUs respond*: the configuration space of each GPU can be read. For a GPU that has fallen off the bus, all bits are 1.
 //!
 //! An inventory with a failed GPU is not cached: NVML is called, and the GPU is reported, at each start. If a GPU breaks later in a way
