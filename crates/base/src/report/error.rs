@@ -163,7 +163,8 @@ pub(crate) fn errno_text(errno: Errno) -> String {
     let code = errno.raw_os_error();
     // std appends the number, which users do not look for.
     let text = io::Error::from(errno).to_string();
-    let text = text.trim_end_matches(&format!(" (os error {code})"));
+    let number = format!(" (os error {code})");
+    let text = text.strip_suffix(&number).unwrap_or(&text);
     let name = nix::errno::Errno::from_raw(code);
     format!("{} ({name:?})", lower_first(text))
 }

@@ -41,8 +41,8 @@ pub struct Lock {
 }
 
 impl Drop for Lock {
-    /// Unlocks the file instead of only closing it: a child that NVML blocks in the kernel has a copy of the descriptor, with which the lock
-    /// would stay (flock(2)).
+    /// Unlocks the file, which closing it does only if no other process has a copy of the descriptor (flock(2)). KERNEL(5.9): before, a
+    /// child that NVML blocks in the kernel keeps one.
     fn drop(&mut self) {
         flock(&self.file, FlockOperation::Unlock).ok();
     }

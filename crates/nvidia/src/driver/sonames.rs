@@ -15,7 +15,7 @@ impl Sonames {
         }
     }
 
-    /// Whether the list contains a name.
+    /// Reports whether the list contains a name.
     #[must_use]
     pub fn contains(&self, name: &OsStr) -> bool {
         self.0.iter().any(|known| known == name)
@@ -26,7 +26,7 @@ impl Sonames {
         self.0.iter()
     }
 
-    /// Whether there is no name.
+    /// Reports whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
