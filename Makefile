@@ -23,6 +23,7 @@ help:
 build:
 	$(CARGO) build --release --locked --features lean
 	$(CARGO) rustc --release --locked --package oci-nvidia-hook-compat -- -C target-feature=+crt-static
+	packaging/check-build-ids $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook-compat
 
 ## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:

@@ -1,4 +1,4 @@
-//! Passes the linker's options of the feature `lean`.
+//! Passes the options of the linker: a build id in any case, and what the feature `lean` needs.
 #![allow(
     clippy::disallowed_methods,
     reason = "these rules are for the program, not for a build"
@@ -19,6 +19,7 @@ fn main() {
     println!("cargo:rerun-if-changed={SCRIPT}");
     println!("cargo:rerun-if-changed={ORDER}");
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-link-arg-bins={}", linker::BUILD_ID);
     if cfg!(feature = "lean") {
         linker::options(SCRIPT)
             .iter()

@@ -2,6 +2,9 @@
 
 use std::process::Command;
 
+/// Not every compiler passes this option to the linker. Stored files belong to one build, see `base::sys::build_id`.
+pub(crate) const BUILD_ID: &str = "-Wl,--build-id";
+
 /// Returns the options that make a program smaller: without tables for unwinding, and with packed relocations if the glibc of this host
 /// supports them.
 pub(crate) fn options(script: &str) -> Vec<String> {

@@ -30,6 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let health = out.join("health");
     std::fs::create_dir_all(&health)?;
     generate(&["proto/dra_health_v1.proto"], &health)?;
+    println!("cargo::rustc-link-arg-bins={}", linker::BUILD_ID);
     // A fifth of the program. Debug builds keep the tables for backtraces.
     if std::env::var("PROFILE").as_deref() == Ok("release") {
         linker::options(SCRIPT)

@@ -16,6 +16,7 @@ use findings::catalog;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::Config;
 use nvidia_host::host::{Host, node_limits};
+use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::node_limits::NodeLimits;
 use plugin_api::processes;
 
@@ -132,7 +133,7 @@ pub(crate) fn check(
     terminal: Terminal,
 ) -> Result<ExitCode> {
     let config = info::configuration(config, options.root.as_deref())?;
-    let stamp = stamp(&config);
+    let (stamp, inventory) = stamp(&config);
     let limits = limits(&config)?;
     let plugins = Tree::open(&HostPath::new("/")).map(|host| processes::of_host(&host));
     let plugins = plugins.unwrap_or_default();
@@ -141,13 +142,17 @@ pub(crate) fn check(
     for View { readers, dirs } in views(&options.dirs, |host| {
         cdi::views(&inspect::inspect_engines(host, this_user()))
     }) {
+        let files = registry::read(&dirs);
+        let host = cdi_check::view(&files, &config, None, stamp.as_ref(), inventory.as_ref());
         let now = Now {
             readers: &readers,
             stamp: stamp.as_ref(),
+            host: &host,
+            units_write: cdi_check::units_write(exists),
             limits: &limits,
             plugins: &plugins,
         };
-        let verdicts = judge(&registry::read(&dirs), &now, &options.names);
+        let verdicts = judge(&files, &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
         words += &text(&verdicts, &dirs, &readers, terminal);
@@ -162,16 +167,23 @@ pub(crate) fn check(
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
 
-/// Returns the current state of the host, to compare with the state for which a spec was made. Only NVML knows the MIG devices.
-fn stamp(config: &Config) -> Option<Stamp> {
-    let mut stamp = Stamp::of_host(config, &())?;
+/// Returns the current state of the host, to compare with the state for which a spec was made, and NVML's answer if there are MIG devices,
+/// which only NVML knows.
+fn stamp(config: &Config) -> (Option<Stamp>, Option<Inventory>) {
+    let Some(mut stamp) = Stamp::of_host(config, &()) else {
+        return (None, None);
+    };
+    let mut inventory = None;
     if stamp.mig.is_some() {
         match Host::inspect_afresh(config) {
-            Ok(host) => stamp.complete(&host.inventory),
+            Ok(host) => {
+                stamp.complete(&host.inventory);
+                inventory = Some(host.inventory);
+            }
             Err(error) => Call::default().finding(&Finding::error(&error)),
         }
     }
-    Some(stamp)
+    (Some(stamp), inventory)
 }
 
 /// Returns the limits, with the inventory if there are any: only NVML knows models and MIG devices.
@@ -344,7 +356,7 @@ fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[SpecReader]) -
             lines.push(remark_line(NAMES, &parts));
         }
         if !verdict.reason.is_empty() {
-            lines.push(remark_line(NAMES, &verdict.reason));
+            lines.push(remark_line(NAMES, &verdict.full_reason()));
         }
         if !verdict.hint.is_empty() {
             lines.push(remark_line(NAMES, &format!("hint: {}", verdict.hint)));

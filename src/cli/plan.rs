@@ -31,7 +31,7 @@ use crate::oci::{self, SpecView};
 use crate::plan::request::{self, Decision, GpuRequest};
 use crate::plan::{self, Container, Gpus, Live, Verdict};
 use crate::plan::{step, text};
-use crate::stages::{self, limits, precreate, rootfs};
+use crate::stages::{self, precreate, rootfs};
 use records::asked::RecordedRequest;
 
 /// The document of `--json`, whose schema is `docs/schemas/plan.json`.
@@ -199,7 +199,7 @@ impl Preview {
         let config = config.as_ref().or(entry.config.as_ref());
         let root = options.root.as_deref().map(HostPath::new);
         let root = root.as_ref().or(entry.root.as_ref());
-        limits::check(spec, config, root, entry.features)?;
+        rootfs::check(&entry, spec, config, root)?;
         if !entry.only_checks() {
             self.examined(plan_image::of_entries(entry, spec, pid)?, spec);
         }

@@ -54,7 +54,7 @@ fn spec_problems(view: &CdiView, most: usize) -> Vec<Check> {
         } else {
             count(cause.len(), "device")
         };
-        let what = format!("{}: {subject}: {}", view.engines, first.reason);
+        let what = format!("{}: {subject}: {}", view.engines, first.full_reason());
         checks.push(Check::of(problem(first), what, first.hint.clone()));
     }
     let more: Vec<_> = causes.iter().skip(most).flatten().collect();

@@ -7,7 +7,7 @@ use base::paths::HostPath;
 use base::report::{Finding, line};
 use base::search_path;
 use base::tree::Tree;
-use cdi_spec::registry::{self, Found};
+use cdi_spec::registry::{self, Found, SpecFile};
 use findings::catalog;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{self, Config};
@@ -109,21 +109,13 @@ fn nvidias_programs(host: &Tree) -> Vec<PathBuf> {
 
 /// The units of NVIDIA's container toolkit 1.18 and newer that write `/var/run/cdi/nvidia.yaml`.
 const TOOLKIT_UNITS: [&str; 2] = ["nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"];
-/// The links of our enabled units that write this file.
-const OUR_LINKS: [&str; 2] = [
-    "multi-user.target.wants/oci-nvidia-hook-cdi.path",
-    "basic.target.wants/oci-nvidia-hook-cdi.service",
-];
 
 /// Returns the toolkit's units that are enabled, if ours are enabled too.
 fn second_writers(host: &Tree) -> Vec<&'static str> {
-    let directory = host.on_host(Path::new("/etc/systemd/system"));
-    if !OUR_LINKS
-        .iter()
-        .any(|link| directory.join(link).is_symlink())
-    {
+    if !cdi_check::units_write(exists_on(host)) {
         return Vec::new();
     }
+    let directory = host.on_host(Path::new("/etc/systemd/system"));
     let mut units = Vec::new();
     for unit in TOOLKIT_UNITS {
         // A unit can be masked and still have the link that enabled it.
@@ -230,13 +222,18 @@ fn inspect_cdi(
     let plugins = processes::of_host(host);
     let mut views = Vec::new();
     for View { readers, dirs } in cdi::views(engines) {
+        let files = read_specs(host, &dirs);
+        let inventory = driver.inventory();
+        let view = cdi_check::view(&files, config, Some(host), stamp.as_ref(), inventory);
         let now = Now {
             readers: &readers,
             stamp: stamp.as_ref(),
+            host: &view,
+            units_write: cdi_check::units_write(exists_on(host)),
             limits: &limits,
             plugins: &plugins,
         };
-        let (verdicts, conflicts) = inspect_specs(host, &dirs, &now);
+        let (verdicts, conflicts) = inspect_specs(host, &files, &now);
         let names: Vec<_> = readers
             .iter()
             .map(|reader| reader.kind.to_string())
@@ -251,13 +248,25 @@ fn inspect_cdi(
     views
 }
 
-/// Returns what is known about the devices in these directories, and the conflicts between files.
-fn inspect_specs(host: &Tree, dirs: &[PathBuf], now: &Now<'_>) -> (Vec<CdiVerdict>, Vec<Finding>) {
-    let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
-    let exists = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
-    let mut verdicts = cdi_check::devices(&files, now, exists);
+fn read_specs(host: &Tree, dirs: &[PathBuf]) -> Vec<SpecFile> {
+    let dirs: Vec<_> = dirs.iter().map(|dir| host.on_host(dir)).collect();
+    registry::read(&dirs)
+}
+
+fn exists_on(host: &Tree) -> impl Fn(&str) -> bool {
+    |path| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok()
+}
+
+/// Returns what is known about the devices in these files, and the conflicts between files.
+fn inspect_specs(
+    host: &Tree,
+    files: &[SpecFile],
+    now: &Now<'_>,
+) -> (Vec<CdiVerdict>, Vec<Finding>) {
+    let exists = exists_on(host);
+    let mut verdicts = cdi_check::devices(files, now, &exists);
     let mut conflicts = Vec::new();
-    for (name, found) in registry::resolve(&files) {
+    for (name, found) in registry::resolve(files) {
         let Found::Conflict(a, b) = found else {
             continue;
         };
@@ -269,6 +278,6 @@ fn inspect_specs(host: &Tree, dirs: &[PathBuf], now: &Now<'_>) -> (Vec<CdiVerdic
         let fix = cdi_check::how_to_separate(a, b, &exists);
         conflicts.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
     }
-    verdicts.extend(cdi_check::files(&files));
+    verdicts.extend(cdi_check::files(files));
     (verdicts, conflicts)
 }

@@ -31,6 +31,7 @@ use anyhow::Result;
 use base::paths::HostPath;
 use base::report::{Finding, failure};
 use findings::catalog;
+use nvidia_host::cdi::compare::NumberedNode;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::edits::{DeviceNode, Edits};
@@ -112,10 +113,10 @@ fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::LinuxDevice]) -> Resu
     ))
 }
 
-/// Whether the listed device has the path of the node, but another number.
+/// Whether the listed device has the path of the node, but another number or another type.
 fn is_another(node: &DeviceNode, device: &spec_view::LinuxDevice) -> bool {
-    let number = (Some(i64::from(node.major)), Some(i64::from(node.minor)));
-    device.path == node.path.absolute() && (device.major, device.minor) != number
+    let listed = NumberedNode::of(device.kind.as_deref(), device.major, device.minor);
+    device.path == node.path.absolute() && listed != NumberedNode::Character(node.major, node.minor)
 }
 
 /// Returns the request with UUIDs in place of device nodes.

@@ -22,21 +22,11 @@ use crate::oci::{
 };
 use crate::record::call::Call;
 
-/// Checks the features and the GPU nodes of a container against the limits in this file, or in the default one. As in other modes, an
-/// invalid file stops containers with GPUs, because its limits are unknown. `root` replaces the driver root of the file.
+/// Checks the features and the GPU nodes of a container against the limits of the configuration.
 ///
 /// # Errors
 /// If the container has a denied GPU, the limits or the GPU cannot be read, or a directory that came with a feature contains sockets.
-pub(crate) fn check(
-    spec: &SpecView,
-    file: Option<&HostPath>,
-    root: Option<&HostPath>,
-    features: Features,
-) -> Result<()> {
-    let (mut config, _) = config::read(file.map(HostPath::as_path))?;
-    if let Some(root) = root {
-        config.driver_root = root.clone();
-    }
+pub(super) fn check(spec: &SpecView, config: Config, features: Features) -> Result<()> {
     select::refuse_denied(features, &config)?;
     host::check_directories(&config, features)?;
     if !config.devices.permit_all_gpus() && gpu_nodes(spec).has(NodeName::Dxg) {
@@ -52,6 +42,19 @@ pub(crate) fn check(
         Judgment::Unknown(_) => refuse_unless_permitted(granted.judge_with_inventory()?),
         known => refuse_unless_permitted(known),
     }
+}
+
+/// Reads this configuration, or the default one. As in other modes, an invalid file stops containers with GPUs, because its limits are
+/// unknown. `root` replaces the driver root of the file.
+///
+/// # Errors
+/// If the file is invalid.
+pub(super) fn configuration(file: Option<&HostPath>, root: Option<&HostPath>) -> Result<Config> {
+    let (mut config, _) = config::read(file.map(HostPath::as_path))?;
+    if let Some(root) = root {
+        config.driver_root = root.clone();
+    }
+    Ok(config)
 }
 
 /// Does the same for an entry of NVIDIA's specs, which runs in the container's namespaces and device cgroup, and in a static program:

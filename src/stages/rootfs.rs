@@ -10,13 +10,17 @@ use std::time::Instant;
 use anyhow::Result;
 
 use base::paths::{ContainerPath, HostPath};
+use base::report::failure;
 use base::tree::Tree;
+use nvidia_host::cdi::compare::{self, Difference, HostView, NumberedNode, Parts, SpecNode};
 use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::config::Config;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::driver::compat;
 use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::edits::placement::RootfsFacts;
+use nvidia_host::host::{Host, Roots};
 use nvidia_host::inventory::procfs;
 
 use super::{limits, read_state, run_stage};
@@ -49,12 +53,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let spec = oci::spec_view::read(&state.bundle)?;
     if edits.only_checks() {
         // The hook or another entry may set up GPUs in this container, and record that.
-        return limits::check(
-            &spec,
-            edits.config.as_ref(),
-            edits.root.as_ref(),
-            edits.features,
-        );
+        return check(&edits, &spec, edits.config.as_ref(), edits.root.as_ref());
     }
     let edits = with_entries(edits, &spec);
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
@@ -62,12 +61,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     if !call.continue_precreate() {
         record_engine_setup(call, &spec);
     }
-    limits::check(
-        &spec,
-        edits.config.as_ref(),
-        edits.root.as_ref(),
-        edits.features,
-    )?;
+    check(&edits, &spec, edits.config.as_ref(), edits.root.as_ref())?;
     call.set_deadline(start)?;
     // The source of a mount may be on a file system that does not answer.
     let edits = resolve(edits, &spec);
@@ -93,6 +87,65 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
         steps.len()
     ));
     Ok(())
+}
+
+/// Checks whether a container may have what its engine took from a spec. The configuration is in this file, and its driver root can be
+/// another one.
+///
+/// # Errors
+/// If the spec is not this host's, or config.toml denies a device.
+pub(crate) fn check(
+    edits: &RootfsEdits,
+    spec: &SpecView,
+    file: Option<&HostPath>,
+    root: Option<&HostPath>,
+) -> Result<()> {
+    let config = limits::configuration(file, root)?;
+    refuse_outdated(edits, spec, &config)?;
+    limits::check(spec, config, edits.features)
+}
+
+/// Refuses a container with a GPU that has left the host, or with a device node that has another number on this host: the spec was
+/// written for an earlier boot, or before a module was loaded again. The container could open the device of another driver.
+///
+/// # Errors
+/// If a GPU, a MIG device or a node of the container is not the host's, or the driver root cannot be opened.
+fn refuse_outdated(edits: &RootfsEdits, spec: &SpecView, config: &Config) -> Result<()> {
+    let roots = Roots::open(config)?;
+    let mut parts = Parts::default();
+    parts.add_entry(edits, |node| has_node(spec, &node.absolute()));
+    for device in &spec.devices {
+        if is_of_driver(&device.path) {
+            parts.nodes.push(SpecNode {
+                path: device.path.clone(),
+                source: roots.dev.on_host(&device.path),
+                state: NumberedNode::of(device.kind.as_deref(), device.major, device.minor),
+            });
+        }
+    }
+    let mut view = HostView::examine([&parts], &roots, None);
+    if parts.have_mig_device() {
+        // If NVML fails, the files of the MIG device show whether it exists.
+        let host = Host::inspect(config, &|| ());
+        view.mig_devices = host.ok().map(|host| host.inventory.mig_uuids());
+    }
+    let Some(difference) = compare::differences(&parts, &view).into_iter().next() else {
+        return Ok(());
+    };
+    let fix = match difference {
+        Difference::NotLoaded => "run \"modprobe nvidia\" on the host",
+        Difference::Missing(_) => "run \"oci-nvidia-hook prepare\" as root on the host",
+        _ => {
+            "run \"oci-nvidia-hook cdi refresh\"; if the spec is in another file, \"oci-nvidia-hook cdi check\" names it"
+        }
+    };
+    Err(failure(difference.kind(), difference.to_string(), fix))
+}
+
+/// Whether a node belongs to the driver by its name. The numbers of the nodes in /dev/dri and of other drivers follow from their names.
+fn is_of_driver(path: &Path) -> bool {
+    let name = path.strip_prefix("/dev").ok().and_then(Path::to_str);
+    name.is_some_and(|name| name.starts_with("nvidia") || name == "gdrdrv")
 }
 
 /// Returns the edits for the nodes that the container has.

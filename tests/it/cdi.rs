@@ -14,6 +14,7 @@ use cdi_spec::{file, registry};
 use engines::cdi::SpecReader;
 use engines::cdi_check::{self, Now};
 use engines::{EngineKind, Version};
+use nvidia_host::cdi::compare::HostView;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::inventory::node_limits::NodeLimits;
@@ -996,6 +997,8 @@ fn what_check_prints() {
     let now = Now {
         readers: &readers,
         stamp: None,
+        host: &HostView::default(),
+        units_write: false,
         limits: &NodeLimits::default(),
         plugins: &[],
     };

@@ -228,7 +228,7 @@ fn volumes_at_the_paths_of_nodes() {
         let volume = json!({"type": "bind", "source": source, "destination": "/dev/nvidia1", "options": ["bind"]});
         container.set_spec_field("mounts", json!([volume]));
         let device = |path: &str, major: u32, minor: u32| json!({"path": path, "type": "c", "major": major, "minor": minor});
-        let devices = [device("/dev/nvidia0", 195, 0), device("/dev/nvidia2", 1, 3)];
+        let devices = [device("/dev/nvidia0", 195, 0)];
         container.set_spec_field("linux", json!({ "devices": devices }));
         container
             .create_runtime_hook(&edits.hooks[0].args[1..])
@@ -238,6 +238,11 @@ fn volumes_at_the_paths_of_nodes() {
             shown,
             "{source}"
         );
+        // The runtime would create another device at the path of a GPU.
+        let devices = [device("/dev/nvidia0", 195, 0), device("/dev/nvidia2", 1, 3)];
+        container.set_spec_field("linux", json!({ "devices": devices }));
+        let ran = container.create_runtime_hook(&edits.hooks[0].args[1..]);
+        assert!(ran.failed(1).contains("(ONH-063)"), "{source}");
     }
 }
 

@@ -518,10 +518,11 @@ fn pages_are_short_and_indexed() {
         if !name.ends_with(".md") || name == "README.md" {
             continue;
         }
-        let more = if name == "findings.md" {
-            8 * catalog::ALL.len()
-        } else {
-            0
+        let more = match name.as_str() {
+            "findings.md" => 8 * catalog::ALL.len(),
+            // Its two tables are compared with the code.
+            "architecture.md" => 45,
+            _ => 0,
         };
         let length = lines(&format!("docs/{name}"));
         assert!(length <= 205 + more, "docs/{name}: {length} lines");

@@ -19,12 +19,14 @@ mod architecture;
 mod bad_input;
 mod booted;
 mod budget;
+mod builds;
 mod built;
 mod cache;
 mod captures;
 mod cdi;
 mod cdi_conformance;
 mod cdi_containers;
+mod cdi_outdated;
 mod cdi_schema;
 mod cdi_units;
 mod cgroup;
@@ -52,6 +54,7 @@ mod gpudirect;
 mod gpus;
 mod grants;
 mod help;
+mod histories;
 mod host_states;
 mod hostile;
 mod hosts;
@@ -129,10 +132,11 @@ macro_rules! tests_of {
 tests_of! {
     streams, daemon_set, mps, mps_pods, hostile::blocking, hostile::races, timeouts, cdi_units, doctor_container, own_nodes, podman_shapes,
 
-    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, command_lines,
+    advisories, architecture, bad_input, budget, builds, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_outdated, cgroup, command_lines,
     conformance, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin,
     doctor::user, driver_roots, engine_texts, failure, fake_mps, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants,
     help,
+    histories,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
     limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned,

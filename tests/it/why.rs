@@ -36,8 +36,13 @@ tests! {
 
 /// Runs `$HOOK` with a separate `/run`: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
 pub fn isolated(dir: &Path) -> Command {
+    isolated_program(dir, Path::new(HOOK))
+}
+
+/// Runs another program like [`isolated`].
+pub fn isolated_program(dir: &Path, program: &Path) -> Command {
     let mut command = isolated_shell(dir);
-    command.arg(HOOK);
+    command.arg(program);
     command
 }
 

@@ -7,19 +7,25 @@ mod tests;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use base::report::Finding;
+use base::report::{Finding, Kind};
+use base::tree::Tree;
 use cdi_spec::name::is_nvidia;
 use cdi_spec::registry::{self, Found, SpecFile};
-use cdi_spec::spec::{DeviceNode, Spec};
+use cdi_spec::spec::{Device, DeviceNode, Spec};
+use findings::catalog;
+use nvidia_host::cdi::compare::{self, Difference, HostView, Parts};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
+use nvidia_host::config::Config;
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::wsl;
 use nvidia_host::feature::Feature;
+use nvidia_host::host::Roots;
+use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
 use nvidia_host::request::{Node, nodes};
 use plugin_api::kinds::SpecVendor;
@@ -43,6 +49,13 @@ pub struct CdiVerdict {
     /// Why engines cannot use it; if they can, a remark or nothing
     #[serde(rename = "why", skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The finding with which a container that uses the device does not start
+    #[serde(
+        rename = "finding",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "id"
+    )]
+    pub kind: Option<&'static Kind>,
     /// The command or setting that fixes it
     #[serde(rename = "fix", skip_serializing_if = "String::is_empty")]
     pub hint: String,
@@ -69,6 +82,13 @@ pub struct CdiVerdict {
     pub outdated: bool,
 }
 
+fn id<S: Serializer>(kind: &Option<&'static Kind>, serializer: S) -> Result<S::Ok, S::Error> {
+    match kind {
+        Some(kind) => serializer.serialize_str(kind.id()),
+        None => serializer.serialize_none(),
+    }
+}
+
 /// The current state of the host.
 #[derive(Debug)]
 pub struct Now<'a> {
@@ -76,6 +96,10 @@ pub struct Now<'a> {
     pub readers: &'a [SpecReader],
     /// `None` if no driver is loaded
     pub stamp: Option<&'a Stamp>,
+    /// What the specs take from the host: see [`view`]
+    pub host: &'a HostView,
+    /// Whether units of systemd keep a spec in /var/run/cdi
+    pub units_write: bool,
     /// The GPUs that containers may have
     pub limits: &'a NodeLimits,
     /// The running processes of the kubelet plugin, which writes some of the specs
@@ -100,6 +124,15 @@ impl CdiVerdict {
         }
     }
 
+    /// Returns the reason, with the number of the finding with which a container does not start.
+    #[must_use]
+    pub fn full_reason(&self) -> String {
+        match self.kind {
+            Some(kind) => format!("{} ({})", self.reason, kind.id()),
+            None => self.reason.clone(),
+        }
+    }
+
     fn unusable(self, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
             ok: false,
@@ -108,6 +141,32 @@ impl CdiVerdict {
             ..self
         }
     }
+}
+
+/// Examines what the specs in these files take from the host. `stamp` is the host's, and `inventory` is NVML's answer, if it was asked.
+#[must_use]
+pub fn view(
+    files: &[SpecFile],
+    config: &Config,
+    host: Option<&Tree>,
+    stamp: Option<&Stamp>,
+    inventory: Option<&Inventory>,
+) -> HostView {
+    let mut parts = Vec::new();
+    for spec in files.iter().filter_map(|file| file.spec.as_ref().ok()) {
+        for device in &spec.devices {
+            parts.push(Parts::of_spec(spec, &device.container_edits));
+        }
+    }
+    let Ok(roots) = Roots::open_on(host, config) else {
+        return HostView::default();
+    };
+    let mut view = HostView::examine(&parts, &roots, host);
+    if let (None, Some(stamp)) = (&view.driver, stamp) {
+        view.driver = Some(stamp.driver.clone());
+    }
+    view.mig_devices = inventory.map(Inventory::mig_uuids);
+    view
 }
 
 /// Returns whether this program wrote the spec: all its specs contain an entry for this hook.
@@ -126,7 +185,7 @@ pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
         let stem = file.path.file_stem().unwrap_or_default();
         let ours = stem == nvidia_host::cdi::DEFAULT_NAME;
         let hint = if ours {
-            hints::generate(&Spec::default(), &path)
+            hints::replace(&path)
         } else {
             format!("fix it, or remove it: \"rm {path}\"")
         };
@@ -216,6 +275,17 @@ const WRITERS: [Writer; 2] = [
     },
 ];
 
+/// The links of our enabled units, which write our spec in /var/run/cdi.
+const OUR_LINKS: [&str; 2] = [
+    "/etc/systemd/system/multi-user.target.wants/oci-nvidia-hook-cdi.path",
+    "/etc/systemd/system/basic.target.wants/oci-nvidia-hook-cdi.service",
+];
+
+/// Returns whether a unit keeps our spec in /var/run/cdi. `exists` returns whether the host has a path.
+pub fn units_write(exists: impl Fn(&str) -> bool) -> bool {
+    OUR_LINKS.iter().any(|link| exists(link))
+}
+
 impl Writer {
     fn is_installed(&self, exists: &impl Fn(&str) -> bool) -> bool {
         ["/etc", "/usr/lib", "/lib"]
@@ -272,15 +342,17 @@ fn of_device(
         return verdict.unusable(reason, hint);
     }
     // Problems for all engines come first, because a newer engine would not help.
-    if let Some((reason, hint)) = stale(spec, &verdict, now, exists) {
-        return verdict.unusable(reason, hint);
+    if let Some(Stale { kind, reason, hint }) = stale(spec, &verdict, now, exists) {
+        let verdict = verdict.unusable(reason, hint);
+        return CdiVerdict { kind, ..verdict };
     }
     if let Some(verdict) = unread(spec, &verdict, now) {
         return verdict;
     }
     verdict.root_only = !file.for_everybody;
-    verdict.outdated = file.for_everybody && is_outdated(spec, now);
-    (verdict.reason, verdict.hint) = remark(file, spec, now, verdict.outdated).unwrap_or_default();
+    let outdated = outdated(spec, &verdict.file, now).filter(|_| file.for_everybody);
+    verdict.outdated = outdated.is_some();
+    (verdict.reason, verdict.hint) = remark(file, spec, now, outdated).unwrap_or_default();
     verdict
 }
 
@@ -378,14 +450,14 @@ fn node_of(node: &DeviceNode) -> Node<'_> {
     }
 }
 
-/// Returns why no engine can use the device, and the fix: the spec does not match the driver, the MIG devices or the files of the
+/// Returns why no engine can use the device, and the fix: the spec does not match the driver, the devices, the nodes or the files of the
 /// host.
 fn stale(
     spec: &Spec,
     verdict: &CdiVerdict,
     now: &Now<'_>,
     exists: &impl Fn(&str) -> bool,
-) -> Option<(String, String)> {
+) -> Option<Stale> {
     let device = registry::device(spec, &verdict.subject)?;
     let alone = Spec {
         devices: vec![device.clone()],
@@ -393,10 +465,24 @@ fn stale(
         ..Spec::default()
     };
     let sources = sources(&alone);
+    if let Some(difference) = difference(spec, device, now) {
+        let hint = match &difference {
+            Difference::NotLoaded => "run \"modprobe nvidia\"".to_owned(),
+            _ if verdict.ours => hints::rewrite(spec, verdict, now),
+            _ => hints::of_others(&verdict.file),
+        };
+        let reason = difference.of_spec(&format!("{:?}", verdict.file));
+        return Some(Stale::new(difference.kind(), reason, hint));
+    }
     if let (Some(stamp), Some(host)) = (Stamp::from_spec(spec), now.stamp)
-        && let Some(reason) = differs(&verdict.file, &stamp, host, &sources)
+        && has_other_index(device, &stamp, host, &sources)
     {
-        return Some((reason, hints::rewrite(spec, verdict, now)));
+        let reason = format!(
+            "the MIG devices have changed, and the index {:?} may belong to another one",
+            device.name
+        );
+        let hint = hints::rewrite(spec, verdict, now);
+        return Some(Stale::new(&catalog::OUTDATED_NODE, reason, hint));
     }
     let mut missing = sources.into_iter().filter(|path| !exists(path));
     let first = missing.next()?;
@@ -409,34 +495,61 @@ fn stale(
     } else {
         hints::for_others(first, &verdict.file)
     };
-    Some((format!("{first:?} is missing on the host{more}"), hint))
+    let reason = format!("{first:?} is missing on the host{more}");
+    Some(Stale {
+        kind: None,
+        reason,
+        hint,
+    })
 }
 
-/// Returns why a spec does not match the driver or the MIG devices of the host.
-fn differs(file: &str, spec: &Stamp, host: &Stamp, sources: &BTreeSet<&str>) -> Option<String> {
-    if spec.driver != host.driver {
+/// Why no engine can use a device.
+struct Stale {
+    kind: Option<&'static Kind>,
+    reason: String,
+    hint: String,
+}
+
+impl Stale {
+    fn new(kind: &'static Kind, reason: String, hint: String) -> Self {
+        Self {
+            kind: Some(kind),
+            reason,
+            hint,
+        }
+    }
+}
+
+/// Returns the first part of a device that is not the host's. A missing node is reported with the other missing files.
+fn difference(spec: &Spec, device: &Device, now: &Now<'_>) -> Option<Difference> {
+    let parts = Parts::of_spec(spec, &device.container_edits);
+    let mut differences = compare::differences(&parts, now.host).into_iter();
+    differences.find(|difference| !matches!(difference, Difference::Missing(_)))
+}
+
+/// Whether the name of a MIG device is an index, which can belong to another one after a change. A UUID is the same device as long as it
+/// exists.
+fn has_other_index(device: &Device, spec: &Stamp, host: &Stamp, sources: &BTreeSet<&str>) -> bool {
+    let uses_mig = sources.iter().any(|path| path.contains("/nvidia-caps/"));
+    uses_mig && device.name.contains(':') && spec.has_other_mig_devices(host)
+}
+
+/// Why a spec that engines can use is out of date. The kubelet plugin keeps its specs up to date itself: it is another program than this
+/// one, and may see the files below another root directory.
+fn outdated(spec: &Spec, path: &str, now: &Now<'_>) -> Option<String> {
+    if SpecVendor::of_kind(&spec.kind).is_some() {
+        return None;
+    }
+    let (spec, host) = (Stamp::from_spec(spec)?, now.stamp?);
+    if spec.files != host.files {
         return Some(format!(
-            "{file:?} is for driver {}, but {} is loaded",
-            spec.driver, host.driver
+            "driver files were added or removed after {path:?} was written"
         ));
     }
-    // Devices that are whole GPUs do not depend on MIG devices.
-    let uses_mig = sources.iter().any(|path| path.contains("/nvidia-caps/"));
-    if uses_mig && spec.has_other_mig_devices(host) {
-        return Some(format!("{file:?} is for MIG devices that no longer exist"));
+    if spec.build != host.build {
+        return Some(format!("another build of this program wrote {path:?}"));
     }
     None
-}
-
-/// Whether this host now has other driver files than when the spec was written. The kubelet plugin keeps its specs up to date itself,
-/// and may see the files below another root directory.
-fn is_outdated(spec: &Spec, now: &Now<'_>) -> bool {
-    match (Stamp::from_spec(spec), now.stamp) {
-        (Some(stamp), Some(host)) => {
-            SpecVendor::of_kind(&spec.kind).is_none() && stamp.files != host.files
-        }
-        _ => false,
-    }
 }
 
 /// Returns a remark about a usable device, and a hint.
@@ -444,7 +557,7 @@ fn remark(
     file: &SpecFile,
     spec: &Spec,
     now: &Now<'_>,
-    is_outdated: bool,
+    outdated: Option<String>,
 ) -> Option<(String, String)> {
     let path = file.path.display().to_string();
     if !file.for_everybody {
@@ -453,9 +566,8 @@ fn remark(
             format!("run \"chmod 644 {path}\""),
         ));
     }
-    if is_outdated {
-        let reason = format!("driver files were added or removed after {path:?} was written");
-        return Some((reason, hints::generate(spec, &path)));
+    if let Some(reason) = outdated {
+        return Some((reason, hints::generate(spec, &path, now)));
     }
     let version = &spec.cdi_version;
     let mut readers = now.readers.iter();

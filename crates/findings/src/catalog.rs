@@ -215,6 +215,10 @@ kinds! {
         why "an engine gives the GPU to containers that request it; the hook entry of our specs then stops them, but the hook entries of other programs do not"
         fix "run `oci-nvidia-hook cdi refresh`; remove the GPU from specs of other programs" see "modes.md";
 
+    OUTDATED_NODE "ONH-063" Error "a CDI spec has device nodes of an earlier boot or of an earlier load of a module"
+        why "the number belongs to no driver or to another one now: the container would get a device that does not work, or another device"
+        fix "run `oci-nvidia-hook cdi refresh`; `oci-nvidia-hook cdi check` shows which spec has which numbers" see "modes.md";
+
     PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet requests a device that does not exist"
         why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"
         fix "delete the pod: the kubelet chooses another device for the next one" see "kubernetes.md";

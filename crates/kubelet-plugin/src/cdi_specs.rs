@@ -237,12 +237,14 @@ impl Before {
             (&spec.driver, &spec.boot, spec.files) == (&host.driver, &host.boot, host.files)
         };
         let spec = spec.filter(has_same_files);
-        let is_current = spec
-            .is_some_and(|spec| (spec.host, spec.mig.is_some()) == (host.host, host.mig.is_some()));
+        let is_current = spec.is_some_and(|spec| {
+            let has_same_build = !host.build.is_empty() && spec.build == host.build;
+            has_same_build && (spec.host, spec.mig.is_some()) == (host.host, host.mig.is_some())
+        });
         match (is_current, spec, has_gpus) {
             (true, ..) => Self::Keep,
             (false, _, true) if host.mig.is_none() => Self::Replace,
-            // Another version of this program, or other settings: a list without MIG devices would be worse.
+            // Another build of this program, or other settings: a list without MIG devices would be worse.
             (false, Some(_), _) => Self::Keep,
             (false, None, true) => Self::Replace,
             (false, None, false) => Self::Remove,
@@ -624,12 +626,17 @@ mod tests {
             host,
             files,
             mig,
+            build: "b".into(),
         };
         let (plain, mig) = (
             stamp("1.0", "a", 7, 8, None),
             stamp("1.0", "a", 7, 8, Some(0)),
         );
         let with_mig = stamp("1.0", "a", 7, 8, Some(99));
+        let rebuilt = Stamp {
+            build: "c".into(),
+            ..plain.clone()
+        };
         for (spec, host, has_gpus, expected) in [
             (Some(&plain), Some(&plain), true, Before::Keep),
             (Some(&with_mig), Some(&mig), false, Before::Keep),
@@ -659,6 +666,7 @@ mod tests {
                 true,
                 Before::Replace,
             ),
+            (Some(&rebuilt), Some(&plain), true, Before::Replace),
             // The kernel does not show the names of MIG devices.
             (
                 Some(&stamp("1.0", "a", 6, 8, Some(99))),

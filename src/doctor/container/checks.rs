@@ -154,6 +154,16 @@ pub(super) fn nodes(facts: &ContainerFacts) -> Vec<Check> {
         let what = format!("\"/dev/{}\" in the container is {is}{should}", node.name);
         outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
     }
+    for (node, _, _) in good(facts) {
+        if is_gone(&node.name, facts) {
+            let what = format!(
+                "the GPU of \"/dev/{}\" does not exist on this host any more",
+                node.name
+            );
+            let fix = "start the container again with a GPU that \"oci-nvidia-hook info\" lists";
+            outcomes.push(Check::of(&catalog::UNKNOWN_DEVICE, what, fix));
+        }
+    }
     let is_gpu = |node: &&ContainerNode| {
         let name = NodeName::parse(&node.name);
         node.found.is_some() && name.is_some_and(NodeName::is_gpu)
@@ -169,6 +179,14 @@ pub(super) fn nodes(facts: &ContainerFacts) -> Vec<Check> {
         outcomes.push(Check::ok(format!("the container has {}", names.join(", "))));
     }
     outcomes
+}
+
+/// Whether a node belongs to a GPU that the host's kernel does not list any more. The node stays in the container, with the same number.
+fn is_gone(name: &str, facts: &ContainerFacts) -> bool {
+    match (NodeName::parse(name), &facts.gpus) {
+        (Some(NodeName::Gpu(minor)), Some(gpus)) => !gpus.contains(&minor),
+        _ => false,
+    }
 }
 
 /// Returns the device nodes that are the expected devices.

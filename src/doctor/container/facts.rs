@@ -1,5 +1,7 @@
 //! What a running container has, as [`inspect`](super::inspect) reads it.
 
+use std::collections::BTreeSet;
+
 use base::sys::confine::Identity;
 use nvidia_host::driver::DriverKind;
 
@@ -21,6 +23,8 @@ pub(crate) struct ContainerFacts {
     pub libraries: Vec<Library>,
     /// The device nodes in its /dev
     pub nodes: Vec<ContainerNode>,
+    /// The minor numbers of the GPUs that the host's kernel lists; `None` if it lists none, as without a driver and on WSL 2
+    pub gpus: Option<BTreeSet<u32>>,
     /// Its device cgroup, or why that cannot be read
     pub filter: Result<Filter, String>,
 }

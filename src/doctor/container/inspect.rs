@@ -4,6 +4,7 @@
 //! [`Root`], which resolves links within that root, and read only its linker cache, `/dev` and the process's files in /proc. The
 //! process can end at any time, and the kernel can reuse its number; so it is identified by its start time too.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,7 +28,7 @@ use nvidia_host::driver::is_version;
 use nvidia_host::driver::ldcache::{self, Arch, Cache};
 use nvidia_host::driver::locate;
 use nvidia_host::driver::node_name::NodeName;
-use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
+use nvidia_host::driver::nodes::{CAPS, CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::driver::wsl;
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::procfs;
@@ -74,8 +75,10 @@ pub(super) struct Known<'a> {
     driver_kind: DriverKind,
     /// The device number of /dev/dxg, if the host is WSL 2
     dxg: Option<(u32, u32)>,
-    /// The device number of /dev/nvidia-uvm
-    uvm: Option<(u32, u32)>,
+    /// The major numbers in /proc/devices
+    majors: BTreeMap<String, u32>,
+    /// The minor numbers of the GPUs that the kernel lists, if it lists them
+    gpus: Option<BTreeSet<u32>>,
     /// Its device cgroup, or why that cannot be read
     filter: Result<Filter, String>,
 }
@@ -104,10 +107,9 @@ impl<'a> Known<'a> {
                 Some(node.map_or((0, 0), |node| node.device))
             }
         };
-        let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
-        let uvm = prepare::parse_majors(&devices)
-            .get("nvidia-uvm")
-            .map(|major| (*major, 0));
+        let devices = roots.proc.read_text(Path::new("/proc/devices"));
+        let majors = prepare::parse_majors(&devices.unwrap_or_default());
+        let gpus = module.as_ref().map(|_| minors(&roots));
         let filter = filter::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
         Ok(Self {
             process,
@@ -116,10 +118,16 @@ impl<'a> Known<'a> {
             hosts,
             driver_kind: roots.kind,
             dxg,
-            uvm,
+            majors,
+            gpus,
             filter,
         })
     }
+}
+
+fn minors(roots: &Roots) -> BTreeSet<u32> {
+    let gpus = procfs::read_gpus(&roots.proc).into_iter();
+    gpus.filter_map(|gpu| gpu.minor).collect()
 }
 
 /// Returns the host's file of a library, in the version of the kernel module.
@@ -178,6 +186,7 @@ pub(super) fn inspect(
         process,
         libraries,
         nodes,
+        gpus: known.gpus.clone(),
         filter,
     })
 }
@@ -373,11 +382,24 @@ fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Ve
     let control = ("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR)));
     let mut all = match known.dxg {
         Some(number) => vec![(wsl::NODE.to_owned(), Some(number))],
-        None => vec![control, ("nvidia-uvm".to_owned(), known.uvm)],
+        None => {
+            let uvm = known.majors.get("nvidia-uvm");
+            vec![
+                control,
+                ("nvidia-uvm".to_owned(), uvm.map(|major| (*major, 0))),
+            ]
+        }
     };
     for name in names(root, Path::new(DEV), reporter) {
         if let Some(NodeName::Gpu(minor)) = NodeName::parse(&name) {
             all.push((name, Some((NVIDIA_MAJOR, minor))));
+        }
+    }
+    for name in names(root, Path::new(CAPS), reporter) {
+        let name = format!("nvidia-caps/{name}");
+        if let Some(NodeName::Cap(minor)) = NodeName::parse(&name) {
+            let major = known.majors.get("nvidia-caps");
+            all.push((name, major.map(|major| (*major, minor))));
         }
     }
     let mut nodes = Vec::new();

@@ -4,6 +4,7 @@
 
 mod answer;
 pub mod bpf;
+mod build_id;
 pub mod child;
 pub mod confine;
 pub mod deadline;
@@ -26,3 +27,5 @@ pub mod service;
 pub mod signals;
 pub mod stdio;
 pub mod unix_socket;
+
+pub use build_id::build_id;

@@ -13,6 +13,8 @@ use super::{CdiVerdict, Now, denied_feature};
 
 /// The default of `--vendor`.
 const VENDOR: &str = "nvidia.com";
+/// The kind of the spec that the units write
+const USUAL_KIND: &str = "nvidia.com/gpu";
 
 pub(super) const GENERATE: &str = "run \"oci-nvidia-hook cdi generate\"";
 
@@ -20,14 +22,29 @@ pub(super) const GENERATE: &str = "run \"oci-nvidia-hook cdi generate\"";
 pub(super) fn rewrite(spec: &Spec, verdict: &CdiVerdict, now: &Now<'_>) -> String {
     match SpecVendor::of_kind(&spec.kind) {
         Some(vendor) if verdict.ours => vendor.how_to_rewrite(now.plugins),
-        _ => generate(spec, &verdict.file),
+        _ => generate(spec, &verdict.file, now),
     }
 }
 
 /// Returns the hint that replaces a spec in its file. A new spec in /var/run/cdi would hide an old one in /etc/cdi only until the next
-/// boot.
-pub(super) fn generate(spec: &Spec, file: &str) -> String {
-    run("generate", &spec.kind, Path::new(file))
+/// boot, so the old one is removed if units write the new one at each boot.
+pub(super) fn generate(spec: &Spec, file: &str, now: &Now<'_>) -> String {
+    let path = Path::new(file);
+    let is_usual = spec.kind == USUAL_KIND && extra_devices::base_of(path) == path;
+    if now.units_write && is_usual && path.starts_with("/etc") {
+        return format!("run \"rm {file}\" and \"oci-nvidia-hook cdi refresh --create\"");
+    }
+    run("generate", &spec.kind, path)
+}
+
+/// Returns the hint that replaces a file of this project that engines cannot read.
+pub(super) fn replace(file: &str) -> String {
+    run("generate", "", Path::new(file))
+}
+
+/// Returns the hint for a spec of another program that is not the host's.
+pub(super) fn of_others(file: &str) -> String {
+    format!("run the program that wrote {file} again, or remove the file")
 }
 
 /// Returns the hint for a spec that includes a denied GPU or a denied feature.
@@ -73,7 +90,7 @@ fn run(verb: &str, kind: &str, file: &Path) -> String {
 pub(super) fn for_others(missing: &str, file: &str) -> String {
     let missing = Path::new(missing);
     if !programs::is_cdi_hook(missing) {
-        return format!("run the program that wrote {file} again, or remove the file");
+        return of_others(file);
     }
     let program = missing.file_name().unwrap_or_default().display();
     format!("install oci-nvidia-hook-compat, which contains {program}, or remove {file}")

@@ -44,6 +44,8 @@ fn judged(files: &[SpecFile], readers: &[SpecReader], gone: &[&str]) -> Vec<(boo
     let now = Now {
         readers,
         stamp: None,
+        host: &HostView::default(),
+        units_write: false,
         limits: &NodeLimits::default(),
         plugins: &[],
     };
@@ -139,6 +141,8 @@ fn specs_of_other_programs() {
         let now = Now {
             readers,
             stamp: None,
+            host: &HostView::default(),
+            units_write: false,
             limits: &NodeLimits::default(),
             plugins: &[],
         };
@@ -249,6 +253,8 @@ fn a_device_with_a_denied_gpu() {
             &Now {
                 readers: &[],
                 stamp: None,
+                host: &HostView::default(),
+                units_write: false,
                 limits: &limits,
                 plugins: &[],
             },
@@ -336,11 +342,27 @@ fn a_spec_is_replaced_at_its_place() {
             kind: kind.to_owned(),
             ..Spec::default()
         };
-        assert_eq!(
-            hints::generate(&spec, file),
-            format!("run \"oci-nvidia-hook cdi generate{arguments}\""),
-            "{kind} {file}"
-        );
+        let hint = |units_write| {
+            let now = Now {
+                readers: &[],
+                stamp: None,
+                host: &HostView::default(),
+                units_write,
+                limits: &NodeLimits::default(),
+                plugins: &[],
+            };
+            hints::generate(&spec, file, &now)
+        };
+        let generate = format!("run \"oci-nvidia-hook cdi generate{arguments}\"");
+        assert_eq!(hint(false), generate, "{kind} {file}");
+        // The spec of the units in /var/run/cdi takes its place.
+        let is_shadowed = kind == "nvidia.com/gpu" && file.starts_with("/etc");
+        let expected = if is_shadowed {
+            format!("run \"rm {file}\" and \"oci-nvidia-hook cdi refresh --create\"")
+        } else {
+            generate
+        };
+        assert_eq!(hint(true), expected, "{kind} {file}");
     }
 }
 
@@ -445,6 +467,8 @@ fn an_unknown_name_gets_a_suggestion() {
         &Now {
             readers: &[],
             stamp: None,
+            host: &HostView::default(),
+            units_write: false,
             limits: &NodeLimits::default(),
             plugins: &[],
         },

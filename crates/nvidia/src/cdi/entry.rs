@@ -45,6 +45,8 @@ pub struct RootfsEdits {
     pub cuda_compat: Option<(String, String)>,
     /// The stamp of the spec, which has no effect in a container
     pub stamp: Option<String>,
+    /// The UUID of the device to which the node of these changes belongs. It has no effect in a container
+    pub uuid: Option<String>,
     /// The file with the limits for GPUs; `None` for the default one
     pub config: Option<HostPath>,
     /// The driver root; `None` for the one in that file
@@ -104,6 +106,7 @@ impl RootfsEdits {
             features: self.features.iter().chain(other.features.iter()).collect(),
             cuda_compat: self.cuda_compat.or(other.cuda_compat),
             stamp: self.stamp.or(other.stamp),
+            uuid: self.uuid.or(other.uuid),
             config: self.config.or(other.config),
             root: self.root.or(other.root),
             ..self
@@ -147,6 +150,7 @@ impl RootfsEdits {
             }
         };
         option("--stamp", self.stamp.clone());
+        option("--uuid", self.uuid.clone());
         let path = |path: &Option<HostPath>| path.as_ref()?.as_path().to_str().map(str::to_owned);
         option("--config", path(&self.config));
         option("--root", path(&self.root));
@@ -216,6 +220,7 @@ impl RootfsEdits {
                     all.add(node.replace(next), std::mem::take(&mut edits));
                 }
                 Long("stamp") => edits.stamp = Some(text(&mut parser)?),
+                Long("uuid") => edits.uuid = Some(text(&mut parser)?),
                 Long("config") => edits.config = Some(HostPath::new(parser.value()?)),
                 Long("feature") => {
                     let name = text(&mut parser)?;
@@ -308,7 +313,6 @@ fn pair(a: &Path, b: &Path) -> Option<String> {
     (!a.contains("::")).then(|| format!("{a}::{b}"))
 }
 
-/// Returns the value of an option.
 /// Replaces the messages of lexopt with those of the other command lines.
 fn in_our_words(error: anyhow::Error) -> anyhow::Error {
     use lexopt::Error::{MissingValue, UnexpectedArgument, UnexpectedOption, UnexpectedValue};
@@ -324,6 +328,7 @@ fn in_our_words(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
+/// Returns the value of an option.
 fn text(parser: &mut lexopt::Parser) -> Result<String> {
     parser
         .value()?
@@ -426,7 +431,7 @@ mod tests {
             links in prop::collection::btree_map(name(), (name(), any::<bool>()), 0..4),
             libraries in prop::collection::btree_set(name(), 0..4),
             shown in prop::collection::btree_map(name(), name(), 0..4),
-            mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
+            mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()), uuid in prop::option::of(name()),
             cuda_compat in prop::option::of((name(), name())),
             below in prop::collection::btree_map(name(), name(), 0..4),
             channels in prop::collection::btree_map(name(), any::<bool>(), 0..3),
@@ -449,6 +454,7 @@ mod tests {
                     expected: if *is_socket { Expected::Socket } else { Expected::NamedDirectory },
                 }).collect(),
                 stamp,
+                uuid,
                 features: features.into_iter().collect(),
                 config: config.map(HostPath::new),
                 root: root.map(HostPath::new),

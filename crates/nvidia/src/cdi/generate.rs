@@ -69,6 +69,8 @@ impl Naming {
 pub struct Named {
     /// The names, without vendor and class
     pub names: Vec<String>,
+    /// The UUID
+    pub uuid: String,
     /// The edits in addition to the common ones
     pub edits: Edits,
 }
@@ -133,7 +135,7 @@ fn named(name: &str, container_edits: ContainerEdits) -> Device {
 
 /// Converts the edits of a device. What its hook entry would do is added to `more`, for containers that have a node of the device.
 fn lower_device(
-    Named { names, edits }: &Named,
+    Named { names, uuid, edits }: &Named,
     devices: &[Named],
     common: &Edits,
     host: &SpecContext,
@@ -149,6 +151,7 @@ fn lower_device(
     if common.proc_mask.is_some() {
         rest.mask = None;
     }
+    rest.uuid = Some(uuid.clone());
     let with_node = vec![(node.clone(), rest)];
     *more = std::mem::take(more).merge(RootfsEdits {
         with_node,
@@ -228,6 +231,7 @@ mod tests {
         });
         Named {
             names: vec!["x".into()],
+            uuid: "GPU-x".into(),
             edits: Edits {
                 nodes: nodes.iter().map(node).collect(),
                 proc_mask,

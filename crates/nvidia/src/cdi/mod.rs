@@ -2,8 +2,9 @@
 //!
 //! [`lower`] converts edits, [`generate`] makes the spec of all devices, [`of_host`] does so for this host, [`extra_devices`] makes the specs of
 //! other devices, and [`refresh`] updates both. [`entry`] has the arguments of the hook entry, and [`stamp`] the state of the host for
-//! which a spec is valid.
+//! which a spec is valid. [`compare`] finds the parts of a spec that are not the host's.
 
+pub mod compare;
 pub mod entry;
 pub mod extra_devices;
 pub mod generate;

@@ -145,6 +145,7 @@ impl<'a> SpecWriter<'a> {
             match decide::of_device(&facts.devices, &wanted, device) {
                 Ok(edits) => devices.push(Named {
                     names: self.settings.naming.names(device),
+                    uuid: device.uuid().to_owned(),
                     edits,
                 }),
                 Err(error) => failed.push(left_out(line(&error))),

@@ -9,10 +9,11 @@ use cdi_spec::registry;
 use cdi_spec::spec::Spec;
 use findings::catalog;
 
+use super::compare::{HostView, Parts, differences};
 use super::generate::sources;
 use super::of_host::{GPU_CLASS, SpecWriter};
 use super::stamp::{Stamp, Taken};
-use crate::host::Host;
+use crate::host::{Host, Roots};
 
 /// How often the spec is created again if the host changes in the meantime.
 const TRIES: u32 = 3;
@@ -78,7 +79,8 @@ impl SpecWriter<'_> {
             examined,
             located,
         } = taken;
-        let is_current = |stamp: &Stamp| old.is_some_and(|old| old.is_current(stamp));
+        let roots = examined.roots.clone();
+        let is_current = |stamp: &Stamp| old.is_some_and(|old| old.is_current(stamp, &roots));
         // Only NVML shows the UUIDs of MIG devices.
         if stamp.mig.is_none() && is_current(&stamp) {
             return Ok(None);
@@ -107,14 +109,24 @@ impl From<Spec> for OldSpec {
 }
 
 impl OldSpec {
-    /// Whether this spec was created for a host with this stamp, and all its files still exist.
-    fn is_current(&self, stamp: &Stamp) -> bool {
-        if self.stamp.as_ref() != Some(stamp) {
+    /// Whether this spec was created for a host with this stamp, all its files still exist, and nobody changed its nodes.
+    fn is_current(&self, stamp: &Stamp, roots: &Roots) -> bool {
+        if !self.stamp.as_ref().is_some_and(|own| own.is_current(stamp)) {
             return false;
         }
-        let sources = sources(&self.spec);
-        let mut sources = sources.iter();
-        sources.all(|path| rustix::fs::lstat(*path).is_ok())
+        for path in sources(&self.spec) {
+            if rustix::fs::lstat(path).is_err() {
+                return false;
+            }
+        }
+        let mut parts = Vec::new();
+        for device in &self.spec.devices {
+            parts.push(Parts::of_spec(&self.spec, &device.container_edits));
+        }
+        let view = HostView::examine(&parts, roots, None);
+        parts
+            .iter()
+            .all(|parts| differences(parts, &view).is_empty())
     }
 }
 

@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
+use base::sys::build_id;
 use base::tree::Tree;
 use cdi_spec::spec::Spec;
 
@@ -37,6 +38,8 @@ pub struct Stamp {
     /// A hash of the devices that only NVML lists: MIG devices, or the GPUs of WSL 2; `None` without such devices. The kernel does not show
     /// their UUIDs, so the value is a placeholder until [`Stamp::complete`] is called.
     pub mig: Option<u64>,
+    /// The build id of the program that wrote the spec; empty if it has none, or an earlier version of this program wrote the spec
+    pub build: String,
 }
 
 /// The placeholder: there are MIG devices, but NVML has not been called.
@@ -55,21 +58,22 @@ impl Stamp {
             boot,
             host,
             files,
+            build,
             ..
         } = self;
-        format!("driver={driver},boot={boot},host={host:016x},files={files:016x}{mig}")
+        format!(
+            "driver={driver},boot={boot},host={host:016x},files={files:016x}{mig},build={build}"
+        )
     }
 
-    /// Parses a stamp. Returns `None` if the text is not one.
+    /// Parses a stamp. Returns `None` if the text is not one. Fields at the end that are unknown belong to a later version.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let mut fields = text.split(',');
+        let mut fields = text.split(',').peekable();
         let mut field = |name: &str| {
-            fields
-                .next()?
-                .strip_prefix(name)?
-                .strip_prefix('=')
-                .map(str::to_owned)
+            let value = fields.peek()?.strip_prefix(name)?.strip_prefix('=')?;
+            fields.next();
+            Some(value.to_owned())
         };
         let (driver, boot) = (field("driver")?, field("boot")?);
         let hash = |text: String| u64::from_str_radix(&text, 16).ok();
@@ -78,13 +82,22 @@ impl Stamp {
             Some(mig) => Some(hash(mig)?),
             None => None,
         };
+        let build = field("build").unwrap_or_default();
         Some(Self {
             driver,
             boot,
             host,
             files,
             mig,
+            build,
         })
+    }
+
+    /// Whether a spec with the stamp `self` is what this program would write for a host with the stamp `now`. Another build may write
+    /// another spec for the same host, and a program without a build id cannot tell.
+    #[must_use]
+    pub fn is_current(&self, now: &Self) -> bool {
+        !now.build.is_empty() && self == now
     }
 
     /// Adds the MIG devices, or the GPUs of WSL 2, from NVML's answer. Devices that were destroyed and created again can have the same
@@ -153,7 +166,7 @@ impl Taken {
             DriverKind::Wsl => wsl::identity(&roots.driver)?,
         };
         let (files, located) = files(&examined, config, &driver);
-        let settings = (env!("CARGO_PKG_VERSION"), config, settings);
+        let settings = (config, settings);
         let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
         let is_nvml_needed = !roots.kind.is_listed_by_kernel() || !state.instances.is_empty();
         let stamp = Stamp {
@@ -162,6 +175,7 @@ impl Taken {
             host,
             files,
             mig: if is_nvml_needed { Some(UNASKED) } else { None },
+            build: build_id().unwrap_or_default().to_owned(),
         };
         Some(Self {
             stamp,
@@ -271,16 +285,23 @@ pub(crate) mod tests {
             host: 7,
             files: 8,
             mig: None,
+            build: "ab".into(),
         };
         let text = "driver=535.183.01,boot=a-b,host=0000000000000007,files=0000000000000008";
-        assert_eq!(stamp.to_text(), text);
+        assert_eq!(stamp.to_text(), format!("{text},build=ab"));
         let mig = Stamp {
             mig: Some(9),
             ..stamp.clone()
         };
-        assert_eq!(mig.to_text(), format!("{text},mig=0000000000000009"));
-        for stamp in [stamp, mig] {
-            assert_eq!(Stamp::parse(&stamp.to_text()), Some(stamp));
+        let mig_text = format!("{text},mig=0000000000000009");
+        assert_eq!(mig.to_text(), format!("{mig_text},build=ab"));
+        for (text, stamp) in [(text.to_owned(), stamp), (mig_text, mig)] {
+            let later = format!("{},later=1", stamp.to_text());
+            assert_eq!(Stamp::parse(&stamp.to_text()).as_ref(), Some(&stamp));
+            assert_eq!(Stamp::parse(&later).as_ref(), Some(&stamp));
+            // An earlier version has no build.
+            let build = String::new();
+            assert_eq!(Stamp::parse(&text), Some(Stamp { build, ..stamp }));
         }
         for wrong in [
             "",
@@ -303,6 +324,7 @@ pub(crate) mod tests {
             host: 7,
             files: 8,
             mig,
+            build: "b".into(),
         };
         let inventory = crate::inventory::select::tests::inventory();
         let complete = |mig, change: fn(&mut crate::inventory::MigDevice)| {
@@ -374,6 +396,23 @@ pub(crate) mod tests {
         let path = root.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_spec_of_another_build_is_not_current() {
+        let (_dir, config) = host();
+        let now = Stamp::of_host(&config, &()).unwrap();
+        assert_eq!(Some(now.build.as_str()), build_id());
+        assert!(now.is_current(&now));
+        for build in ["", "0123456789abcdef"] {
+            let build = build.to_owned();
+            let other = Stamp {
+                build,
+                ..now.clone()
+            };
+            assert!(!other.is_current(&now) && !now.is_current(&other));
+            assert_eq!(other.is_current(&other), !other.build.is_empty());
+        }
     }
 
     /// udev and the driver's own program create nodes again with the same numbers.

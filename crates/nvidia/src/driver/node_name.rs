@@ -1,6 +1,7 @@
 //! The names of the driver's device nodes: the only parser of `nvidia0`, `nvidiactl` and the others.
 
-use std::path::Path;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use super::nodes::CTL_MINOR;
 use super::wsl;
@@ -9,6 +10,9 @@ use crate::device_id::parse_decimal;
 /// The largest minor number of a GPU. Larger ones are nodes of the driver itself, such as `/dev/nvidiactl`
 /// (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
 pub const LAST_GPU: u32 = 247;
+
+const CONTROL: &str = "nvidiactl";
+const CAP: &str = "nvidia-caps/nvidia-cap";
 
 /// A device node of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,10 +35,10 @@ impl NodeName {
         if name == wsl::NODE {
             return Some(Self::Dxg);
         }
-        if name == "nvidiactl" {
+        if name == CONTROL {
             return Some(Self::Control);
         }
-        if let Some(minor) = name.strip_prefix("nvidia-caps/nvidia-cap") {
+        if let Some(minor) = name.strip_prefix(CAP) {
             return Some(Self::Cap(minor_number(minor)?));
         }
         let minor = minor_number(name.strip_prefix("nvidia")?)?;
@@ -45,6 +49,12 @@ impl NodeName {
     #[must_use]
     pub fn of_path(path: &Path) -> Option<Self> {
         Self::parse(path.to_str()?.strip_prefix("/dev/")?)
+    }
+
+    /// Returns its path.
+    #[must_use]
+    pub fn path(self) -> PathBuf {
+        Path::new("/dev").join(self.to_string())
     }
 
     /// Returns the node with this minor number and the major number 195.
@@ -61,6 +71,18 @@ impl NodeName {
     #[must_use]
     pub const fn is_gpu(self) -> bool {
         matches!(self, Self::Gpu(_) | Self::Dxg)
+    }
+}
+
+/// Prints the path relative to `/dev`.
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(minor) => write!(f, "nvidia{minor}"),
+            Self::Control => f.write_str(CONTROL),
+            Self::Cap(minor) => write!(f, "{CAP}{minor}"),
+            Self::Dxg => f.write_str(wsl::NODE),
+        }
     }
 }
 
@@ -98,6 +120,9 @@ mod tests {
             assert_eq!(NodeName::parse(name), expected, "{name}");
             let path = Path::new("/dev").join(name);
             assert_eq!(NodeName::of_path(&path), expected, "{name}");
+            if let Some(node) = expected {
+                assert_eq!(node.path(), path);
+            }
         }
         assert_eq!(NodeName::of_path(Path::new("/tmp/nvidia0")), None);
     }

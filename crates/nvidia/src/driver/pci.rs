@@ -4,6 +4,8 @@ use std::path::Path;
 
 use base::tree::Tree;
 
+use crate::bus_id::BusId;
+
 /// The PCI devices in sysfs.
 pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
@@ -30,6 +32,21 @@ impl PciDevice {
     pub fn is_switch(&self) -> bool {
         self.class.starts_with("0x0680")
     }
+}
+
+/// Returns the names of the nodes of a GPU in `/dev/dri`: `card1`, `renderD128`. A host without nvidia-drm has none.
+#[must_use]
+pub fn drm_names(root: &Tree, gpu: BusId) -> Vec<String> {
+    let dir = Path::new(PCI_DEVICES).join(gpu.in_sysfs()).join("drm");
+    let mut names = Vec::new();
+    for name in root.names(&dir) {
+        if let Ok(name) = name.into_string()
+            && (name.starts_with("card") || name.starts_with("renderD"))
+        {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// Returns NVIDIA's devices; `None` if the bus cannot be examined.

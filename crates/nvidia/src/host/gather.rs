@@ -12,7 +12,7 @@ use super::{Host, extra_devices};
 use crate::capability::{Capabilities, Capability};
 use crate::driver::files::DriverFiles;
 use crate::driver::nodes::NodeState;
-use crate::driver::pci::PCI_DEVICES;
+use crate::driver::pci;
 use crate::driver::{DriverKind, ipc, locate};
 use crate::edits::facts::{DeviceFacts, HostFacts, WslGpus};
 use crate::edits::{Wanted, decide};
@@ -271,25 +271,10 @@ impl Gatherer<'_> {
         self.nodes([kind.gpu_node(gpu.minor)]);
         self.gpu_dir(gpu);
         if decide::wants_drm(wanted) && !self.facts.drm.contains_key(&gpu.bus_id) {
-            let names = self.drm_names(gpu);
+            let names = pci::drm_names(&self.host.roots.sys, gpu.bus_id);
             self.nodes(names.iter().map(|name| format!("dri/{name}")));
             self.facts.drm.insert(gpu.bus_id, names);
         }
-    }
-
-    fn drm_names(&self, gpu: &Gpu) -> Vec<String> {
-        let dir = Path::new(PCI_DEVICES)
-            .join(gpu.bus_id.in_sysfs())
-            .join("drm");
-        let mut drm = Vec::new();
-        for name in self.host.roots.sys.names(&dir) {
-            if let Ok(name) = name.into_string()
-                && (name.starts_with("card") || name.starts_with("renderD"))
-            {
-                drm.push(name);
-            }
-        }
-        drm
     }
 
     fn cap(&mut self, cap: MigCap) {

@@ -22,6 +22,7 @@ pub mod select;
 pub mod session;
 mod stored_error;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -161,6 +162,13 @@ fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<B
 }
 
 impl Inventory {
+    /// Returns the UUIDs of all MIG devices.
+    #[must_use]
+    pub fn mig_uuids(&self) -> BTreeSet<String> {
+        let devices = self.gpus.iter().flat_map(|gpu| &gpu.mig_devices);
+        devices.map(|device| device.uuid.clone()).collect()
+    }
+
     /// Adds a GPU after those with smaller indices.
     fn add_gpu(&mut self, gpu: Gpu) {
         let place = self.gpus.partition_point(|known| known.index <= gpu.index);

@@ -1,6 +1,6 @@
 //! Reads and parses the files of the kernel module below /proc/driver/nvidia.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -124,7 +124,7 @@ pub fn read_files(root: &Tree, dir: &Path, version: Option<&[u8]>) -> Vec<(OsStr
 }
 
 /// The directory of the GPUs below [`DRIVER_PROC`].
-const GPUS: &str = "gpus";
+pub const GPUS: &str = "gpus";
 
 /// Returns the GPUs of the kernel module, or none if it is not loaded.
 #[must_use]
@@ -136,6 +136,14 @@ pub fn read_gpus(root: &Tree) -> Vec<KernelGpu> {
     }
     found.sort_unstable();
     found
+}
+
+/// Returns the GPU with this directory below `gpus`, or `None` if the kernel module does not list it any more.
+#[must_use]
+pub fn read_one_gpu(root: &Tree, dir: &OsStr) -> Option<KernelGpu> {
+    let path = Path::new(DRIVER_PROC).join(GPUS).join(dir);
+    let information = root.read_kernel_text(&path.join("information")).ok()?;
+    KernelGpu::parse(dir.to_owned(), &information)
 }
 
 fn read_gpu(root: &Tree, gpus: &Path, dir: OsString) -> Option<KernelGpu> {
