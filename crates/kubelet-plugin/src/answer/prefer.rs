@@ -11,8 +11,6 @@ use crate::settings::values::Allocation;
 
 /// Above this number of candidates, the choice is not exhaustive.
 const MAX_EXHAUSTIVE: usize = 16;
-/// Up to this number of candidates, the rest of the GPUs is partitioned as well.
-const MAX_PARTITIONED: usize = 8;
 
 /// Returns `size` ids of `available`, with all of `required`. If that is impossible, it returns as many as possible.
 #[must_use]
@@ -184,25 +182,18 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Of few candidates, the choice is the set with the closest members in the best partition: the
-    /// one of all candidates into sets of this size with the largest sum. NVIDIA's plugin chooses
-    /// in the same way. There are too many partitions of many candidates.
+    /// Returns the set with the closest members. Of equal sets, it is the one that leaves the closest candidates for other containers, and
+    /// then the one with the first members.
     fn best(&self) -> Vec<usize> {
         let total = self.scores.len() - self.fixed;
         let all = (1_u32 << total) - 1;
-        let mut best: Option<((u32, u32, u32, u32), u32)> = None;
+        let mut best: Option<((u32, u32, u32), u32)> = None;
         for set in subsets(total, self.count) {
             let inside = self.inside(set, true);
-            // Of equal sets, the one with the first members.
-            let order = set.reverse_bits();
-            let value = if total <= MAX_PARTITIONED {
-                let sum = inside + self.partition(all & !set);
-                (sum, inside, self.inside(all & !set, false), order)
-            } else if best.is_some_and(|((most, ..), _)| inside < most) {
+            if best.is_some_and(|((most, ..), _)| inside < most) {
                 continue;
-            } else {
-                (inside, self.inside(all & !set, false), 0, order)
-            };
+            }
+            let value = (inside, self.inside(all & !set, false), set.reverse_bits());
             if best.is_none_or(|(most, _)| value > most) {
                 best = Some((value, set));
             }
@@ -210,25 +201,6 @@ impl Search<'_> {
         let set = best.map_or(0, |(_, set)| set);
         let places = (0..total).filter(|at| set >> at & 1 == 1);
         places.map(|at| at + self.fixed).collect()
-    }
-
-    /// Returns the largest sum of a partition of these candidates into sets of the size of a choice, of which one may be smaller.
-    fn partition(&self, candidates: u32) -> u32 {
-        let (total, size) = (self.scores.len() - self.fixed, self.fixed + self.count);
-        let left = candidates.count_ones() as usize;
-        if left <= size {
-            return self.inside(candidates, false);
-        }
-        let first = candidates & candidates.wrapping_neg();
-        // The small set may be the one with the first candidate.
-        let mut most = 0;
-        for set in subsets(total, size).chain(subsets(total, left % size)) {
-            if set & !candidates == 0 && set & first != 0 {
-                let sum = self.inside(set, false) + self.partition(candidates & !set);
-                most = most.max(sum);
-            }
-        }
-        most
     }
 
     /// The closeness of all pairs of a set, with the fixed members or without them.
@@ -260,14 +232,10 @@ const fn take_first(set: &mut u64) -> Option<usize> {
     Some(first)
 }
 
-/// Returns all sets of `count` of `total` numbers, as bits.
+/// Returns all sets of `count` of `total` numbers, as bits. `count` is at least 1.
 fn subsets(total: usize, count: usize) -> impl Iterator<Item = u32> {
-    let first = if count == 0 {
-        None
-    } else {
-        1_u32.checked_shl(u32::try_from(count).unwrap_or(u32::MAX))
-    };
-    std::iter::successors(first.map(|above| above - 1), |set| next(*set))
+    let above = 1_u32.checked_shl(u32::try_from(count).unwrap_or(u32::MAX));
+    std::iter::successors(above.map(|above| above - 1), |set| next(*set))
         .take_while(move |set| set >> total == 0)
 }
 
@@ -346,7 +314,8 @@ mod tests {
             // The pair of the most links, although another one comes first.
             (&all[2..], &[], 2, &["G6", "G7"]),
             (&all, &["G5"], 2, &["G5", "G4"]),
-            (&all, &[], 4, &["G0", "G1", "G2", "G3"]),
+            // The two pairs with the most links, although they are at different NUMA nodes.
+            (&all, &[], 4, &["G0", "G1", "G6", "G7"]),
             // One GPU: not one of a pair with many links.
             (&all, &[], 1, &["G2"]),
             (&all[..1], &[], 3, &["G0"]),
