@@ -44,8 +44,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::report::{failure, kind_of};
-use base::sys::notify::NotifySocket;
-use base::sys::stdio;
+use base::sys::{process, stdio};
 use findings::catalog;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::programs;
@@ -57,20 +56,24 @@ use parse::Parsed;
 use terminal::ColorVariables;
 use usage::{hook_usage_error, usage_error};
 
+/// The variable with the socket of the service manager: sd_notify(3).
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// What the program reads from its environment, before it clears it.
 #[derive(Debug)]
 pub(crate) struct Environment {
     colors: ColorVariables,
-    notify: NotifySocket,
+    /// The socket of the service manager
+    notify: Option<OsString>,
 }
 
 impl Environment {
+    #[expect(clippy::disallowed_methods, reason = "this is where it is read")]
     pub(crate) fn read() -> Self {
         Self {
             colors: ColorVariables::read(),
-            notify: NotifySocket::read(),
+            notify: std::env::var_os(NOTIFY_SOCKET),
         }
     }
 }
@@ -191,7 +194,12 @@ fn carry_out(
         Command::Info(options) => info::run(options, config, terminal),
         Command::Files(options) => files::run(options, config, terminal),
         Command::Prepare(options) => prepare::run(options, config),
-        Command::Mps(options) => mps::run(options, config, environment.notify),
+        Command::Mps(options) => {
+            if let Some(socket) = &environment.notify {
+                process::set_variable(NOTIFY_SOCKET, socket);
+            }
+            mps::run(options, config)
+        }
         Command::Cdi(command) => cdi::run(command, config, terminal),
         Command::Completion { shell } => Ok(completion::run(*shell)),
         Command::Version => Ok(version::run(config)),

@@ -5,8 +5,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use base::sys::notify::NotifySocket;
-
 use super::args;
 use crate::mps::{self, Request};
 
@@ -14,11 +12,7 @@ use crate::mps::{self, Request};
 ///
 /// # Errors
 /// If the daemon fails, or the compute mode cannot be set.
-pub(super) fn run(
-    options: &args::Mps,
-    config: Option<&Path>,
-    notify: NotifySocket,
-) -> Result<ExitCode> {
+pub(super) fn run(options: &args::Mps, config: Option<&Path>) -> Result<ExitCode> {
     if let Some(result) = &options.after {
         mps::clean_up(&options.gpu, result, config)?;
         return Ok(ExitCode::SUCCESS);
@@ -28,5 +22,5 @@ pub(super) fn run(
         memory_limit_mib: options.memory_limit,
         thread_percentage: options.thread_percentage,
     };
-    mps::run(&request, config, notify)
+    mps::run(&request, config)
 }

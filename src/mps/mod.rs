@@ -19,7 +19,6 @@ use anyhow::{Context, Result};
 use base::report::{failure, kind_of};
 use base::sys::guarded::{self, Chooser};
 use base::sys::in_root::Root;
-use base::sys::notify::NotifySocket;
 use base::sys::unix_socket;
 use findings::catalog;
 use nvidia_host::config::{self, Config, Limits, Sharing};
@@ -56,12 +55,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If the daemon fails.
-pub(crate) fn run(
-    request: &Request,
-    config: Option<&Path>,
-    notify: NotifySocket,
-) -> Result<ExitCode> {
-    let supervisor = match prepare(request, config, notify) {
+pub(crate) fn run(request: &Request, config: Option<&Path>) -> Result<ExitCode> {
+    let supervisor = match prepare(request, config) {
         Err(error) if kind_of(&error).is_some_and(|kind| kind.id() == catalog::MPS_START.id()) => {
             Call::default().error(&error);
             return Ok(ExitCode::from(NOT_POSSIBLE));
@@ -82,7 +77,7 @@ pub(crate) fn clean_up(gpu: &str, result: &str, config: Option<&Path>) -> Result
 }
 
 /// Checks everything that can keep the daemon from running, before anything is changed.
-fn prepare(request: &Request, config: Option<&Path>, notify: NotifySocket) -> Result<Supervisor> {
+fn prepare(request: &Request, config: Option<&Path>) -> Result<Supervisor> {
     let command = format!("sudo oci-nvidia-hook mps {}", request.gpu);
     if !nvidia_host::prepare::host::may_prepare()? {
         return Err(failure(
@@ -106,7 +101,7 @@ fn prepare(request: &Request, config: Option<&Path>, notify: NotifySocket) -> Re
         limits,
         programs,
     };
-    Supervisor::new(daemon, &config, notify)
+    Supervisor::new(daemon, &config)
 }
 
 /// Returns the limits of config.toml, or those of the command line.

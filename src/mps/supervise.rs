@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use base::report::{failure, line, one_line};
-use base::sys::notify::NotifySocket;
 use base::sys::service::{self, Program, Service};
 use base::sys::signals::{Received, Signals};
 use base::sys::stdio;
@@ -18,6 +17,7 @@ use nvidia_host::inventory::Gpu;
 use nvidia_host::inventory::compute_mode::ModeProcess;
 use nvidia_host::mps::{FORMAT, Phase, State};
 use nvidia_host::nvml::compute_mode::ComputeMode;
+use sd_notify::NotifyState;
 
 use super::control::Command;
 use super::directory::{GpuDir, Lock};
@@ -53,7 +53,6 @@ pub(super) struct Supervisor {
     _lock: Lock,
     service: Option<Service>,
     signals: Signals,
-    notify: NotifySocket,
     begun: Instant,
     /// Its end ends all other children, so it is dropped last.
     modes: ModeProcess,
@@ -64,7 +63,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// If another supervisor runs, or the administrator has closed the GPU.
-    pub(super) fn new(daemon: Daemon, config: &Config, notify: NotifySocket) -> Result<Self> {
+    pub(super) fn new(daemon: Daemon, config: &Config) -> Result<Self> {
         let (dir, lock) = super::open_dir(&daemon.gpu.uuid)?;
         let signals = Signals::block()?;
         let mut modes = mode_process(config, &super::target(&daemon.gpu))?;
@@ -109,7 +108,6 @@ impl Supervisor {
             _lock: lock,
             service: None,
             signals,
-            notify,
             begun: Instant::now(),
             modes,
         })
@@ -168,7 +166,7 @@ impl Supervisor {
             }
             Err(error) => print(&format!("cannot write the state of the daemon: {error}")),
         }
-        self.notify.send(&status(&self.state));
+        notify(&NotifyState::Status(&status(&self.state)));
         Ok(())
     }
 
@@ -185,7 +183,7 @@ impl Supervisor {
             Action::Ask(command) => self.ask(*command),
             Action::Wait(duration) => self.wait(*duration),
             Action::Announce => {
-                self.notify.send("READY=1");
+                notify(&NotifyState::Ready);
                 Event::Done
             }
             Action::Kill => {
@@ -278,7 +276,7 @@ impl Supervisor {
             }
             match self.signals.next(end) {
                 Ok(Some(Received::Stop)) => {
-                    self.notify.send("STOPPING=1");
+                    notify(&NotifyState::Stopping);
                     return Event::Stop;
                 }
                 Ok(Some(Received::Child)) => {}
@@ -352,13 +350,17 @@ fn pid(number: u32) -> Option<i32> {
 
 /// Returns the state in words for `systemctl status`.
 fn status(state: &State) -> String {
-    let text = match state.state {
+    match state.state {
         Phase::Starting => "starting".to_owned(),
         Phase::Ready => format!("ready, client processes: {}", state.clients),
         Phase::Stopping => "stopping".to_owned(),
         Phase::Failed => format!("failed: {}", state.why.as_deref().unwrap_or_default()),
-    };
-    format!("STATUS={text}")
+    }
+}
+
+/// Reports to the service manager. The daemon does not depend on it: one that does not listen is no error.
+fn notify(state: &NotifyState<'_>) {
+    sd_notify::notify(std::slice::from_ref(state)).ok();
 }
 
 fn excerpt(answer: &str) -> String {

@@ -1,13 +1,17 @@
 //! The supervisor of an MPS daemon, on a host with the fake driver: what it does when something ends, hangs or fails, and what programs on
 //! the GPU see then.
 
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
 use crate::fake_mps::{Host, NEEDS};
-use crate::support::HOOK;
+use crate::support::{HOOK, scratch};
 
 tests! {
     NEEDS => limits_hold_until_the_mode_is_restored, limits_of_config_toml, a_killed_daemon, a_daemon_that_hangs, a_killed_server,
         an_updated_driver, an_older_driver, a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor,
-        a_killed_supervisor_that_is_not_needed_any_more, a_lost_gpu, what_cannot_be_shared, what_commands_show;
+        a_killed_supervisor_that_is_not_needed_any_more, a_lost_gpu, what_cannot_be_shared, what_commands_show,
+        the_service_manager_is_informed;
 }
 
 /// `sup OPTION...` starts the supervisor and waits until its daemon is ready, `ended` waits for its end, `state` and `field NAME` show the
@@ -318,4 +322,38 @@ fn what_commands_show() {
         format!("the MPS daemon of {gpu} does not work: the daemon ended (SIGKILL) (ONH-027)"),
     ];
     assert_eq!(lines, expected);
+}
+
+/// The unit has Type=notify, and `systemctl status` shows the text.
+fn the_service_manager_is_informed() {
+    let dir = scratch();
+    let path = dir.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let reader = std::thread::spawn(move || {
+        let (mut messages, mut buffer) = (Vec::new(), [0; 512]);
+        while messages.last().is_none_or(|last| last != "STOPPING=1") {
+            let length = manager.recv(&mut buffer).expect("a message");
+            let text = std::str::from_utf8(&buffer[..length]).unwrap();
+            messages.extend(text.lines().map(str::to_owned));
+        }
+        messages.dedup();
+        messages
+    });
+    lines(
+        &Host::new(),
+        &format!(
+            "export NOTIFY_SOCKET='{}'; sup 0; kill $SUP; ended",
+            path.display()
+        ),
+    );
+    let expected = [
+        "STATUS=starting",
+        "STATUS=ready, client processes: 0",
+        "READY=1",
+        "STOPPING=1",
+    ];
+    assert_eq!(reader.join().unwrap(), expected);
 }

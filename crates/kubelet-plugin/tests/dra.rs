@@ -68,12 +68,14 @@ tests! {
 }
 
 fn main() -> ExitCode {
-    // Most of the time the tests wait.
-    let trials = TESTS
-        .iter()
-        .chain(kept::TESTS)
-        .map(|test| test.trial(test.name(), |run| run()));
-    harness::Selection::of(trials).run(8)
+    kept::run_with_manager(|| {
+        // Most of the time the tests wait.
+        let trials = TESTS
+            .iter()
+            .chain(kept::TESTS)
+            .map(|test| test.trial(test.name(), |run| run()));
+        harness::Selection::of(trials).run(8)
+    })
 }
 
 fn device(number: usize, unhealthy: Option<&str>) -> ClaimDevice {

@@ -17,7 +17,6 @@ pub mod listen_fds;
 pub mod live_files;
 pub mod log_file;
 pub mod mount;
-pub mod notify;
 pub mod ns;
 pub mod proc_file;
 pub mod process;

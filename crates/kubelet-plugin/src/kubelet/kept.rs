@@ -7,8 +7,7 @@
 //! If the service ends for good, the manager closes the descriptors, but does not remove the files. Another unit, which ends with the
 //! service but not when it restarts, removes what the links in its directory name. Without that directory, nothing is stored.
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener as StdListener;
@@ -17,11 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{env, fs};
 
 use anyhow::{Context, Result};
-use base::sys::listen_fds::{self, ListenVariables};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, sendmsg_addr, socket_with, sockopt,
-};
+use base::sys::listen_fds;
+use rustix::net::{SocketAddrUnix, sockopt};
+use sd_notify::NotifyState;
 use tokio::net::UnixListener;
 
 use super::socket::{self, Bound, SocketId};
@@ -32,17 +29,9 @@ const DIR: &str = "/run/oci-nvidia-kubelet-plugin-sockets";
 /// Stores sockets with the service manager, and has those that an earlier process stored.
 #[derive(Debug, Default)]
 pub struct Keeper {
-    manager: Option<Manager>,
+    /// The directory with the links; `None` if no service manager stores sockets for this process
+    links: Option<PathBuf>,
     received: Mutex<Vec<Received>>,
-}
-
-/// The service manager.
-#[derive(Debug)]
-struct Manager {
-    /// Its socket for messages
-    notify: PathBuf,
-    /// The directory with the links
-    dir: PathBuf,
 }
 
 /// A socket that an earlier process has stored.
@@ -57,21 +46,20 @@ struct Received {
 impl Keeper {
     /// Uses the service manager of this process, and takes what it has passed.
     #[must_use]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the protocol of the service manager"
+    )]
     pub fn of_process() -> Self {
         let dir = PathBuf::from(DIR);
-        let notify = variable("NOTIFY_SOCKET").map(PathBuf::from);
-        let notify = notify.filter(|path| path.is_absolute() && dir.is_dir());
-        let variables = ListenVariables {
-            pid: variable("LISTEN_PID").unwrap_or_default(),
-            fds: variable("LISTEN_FDS").unwrap_or_default(),
-            names: variable("LISTEN_FDNAMES").unwrap_or_default(),
-        };
-        Self::new(notify, dir, listen_fds::take(&variables))
+        let has_manager = env::var_os("NOTIFY_SOCKET").is_some() && dir.is_dir();
+        Self::new(has_manager.then_some(dir), listen_fds::take())
     }
 
-    /// Uses the manager that receives messages at this socket, and takes these descriptors, by name. `dir` gets a link to each socket.
+    /// Takes these descriptors, by name. `links` is the directory that gets a link to each socket which the service manager stores; `None`
+    /// if it stores none.
     #[must_use]
-    pub fn new(notify: Option<PathBuf>, dir: PathBuf, passed: Vec<(String, OwnedFd)>) -> Self {
+    pub fn new(links: Option<PathBuf>, passed: Vec<(String, OwnedFd)>) -> Self {
         let mut received = Vec::new();
         for (name, fd) in passed {
             if let Some(path) = path_of(&fd) {
@@ -83,7 +71,7 @@ impl Keeper {
             }
         }
         Self {
-            manager: notify.map(|notify| Manager { notify, dir }),
+            links,
             received: Mutex::new(received),
         }
     }
@@ -119,30 +107,24 @@ impl Keeper {
     }
 
     fn store(&self, name: &str, path: &Path, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let Some(manager) = &self.manager else {
+        let Some(links) = &self.links else {
             return Err(io::ErrorKind::Unsupported.into());
         };
-        match symlink(path, manager.dir.join(name)) {
+        match symlink(path, links.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
         // The manager ignores a descriptor that it has.
-        send(
-            &manager.notify,
-            &format!("FDSTORE=1\nFDNAME={name}"),
-            &[socket],
-        )
+        let state = [NotifyState::FdStore, NotifyState::FdName(name)];
+        sd_notify::notify_with_fds(&state, &[socket])
     }
 
     fn forget(&self, name: &str) {
-        if let Some(manager) = &self.manager {
+        if let Some(links) = &self.links {
             // At worst, the next process gets a socket without a file, and closes it.
-            let _ = send(
-                &manager.notify,
-                &format!("FDSTOREREMOVE=1\nFDNAME={name}"),
-                &[],
-            );
-            let _ = fs::remove_file(manager.dir.join(name));
+            let state = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
+            let _ = sd_notify::notify(&state);
+            let _ = fs::remove_file(links.join(name));
         }
     }
 }
@@ -155,14 +137,6 @@ impl Received {
     }
 }
 
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the protocol of the service manager"
-)]
-fn variable(name: &str) -> Option<String> {
-    env::var(name).ok()
-}
-
 /// Returns the path of a Unix socket that listens.
 fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
     if !sockopt::socket_acceptconn(fd).ok()? {
@@ -171,24 +145,6 @@ fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
     let address = SocketAddrUnix::try_from(rustix::net::getsockname(fd).ok()?).ok()?;
     let path = address.path_bytes()?;
     Some(PathBuf::from(std::str::from_utf8(path).ok()?))
-}
-
-fn send(to: &Path, message: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    let message = [IoSlice::new(message.as_bytes())];
-    let to = SocketAddrUnix::new(to)?;
-    sendmsg_addr(&socket, &to, &message, &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 /// A socket of ours. Its file is removed when this value is dropped, unless the socket is stored.
@@ -225,7 +181,7 @@ impl KeptSocket {
             descriptor: descriptor.with_context(|| format!("cannot duplicate {path:?}"))?,
             keeper: Arc::clone(keeper),
             is_received,
-            is_stored: is_received && keeper.manager.is_some(),
+            is_stored: is_received && keeper.links.is_some(),
         };
         Ok((kept, listener))
     }

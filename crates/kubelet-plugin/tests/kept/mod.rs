@@ -1,17 +1,20 @@
 //! Restarts with a service manager that stores the driver's sockets, as systemd does.
 
+use std::env;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use kubelet_plugin::dra::pool::Pool;
 use kubelet_plugin::kubelet::kept::Keeper;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrUnix, getsockname,
+    recvmsg, sockopt,
 };
 
 use crate::fake_api::FakeApi;
@@ -20,6 +23,8 @@ use crate::{DRIVER, Driver, Node, SOON, pool};
 
 /// A call that waits has no answer after this time.
 const GAP: Duration = Duration::from_secs(1);
+/// The socket of the service manager, in the environment of the process that runs the tests
+const MANAGER: &str = "ONH_TEST_NOTIFY_SOCKET";
 
 tests! {
     &[] => a_call_in_the_gap_is_answered, calls_in_progress_are_answered, a_stop_removes_the_sockets,
@@ -27,89 +32,136 @@ tests! {
         a_driver_that_the_kubelet_refuses_is_not_stored, a_call_waits_for_the_first_answer_of_the_driver;
 }
 
-/// The service manager: its socket for messages, what it stores, and the unit that removes files.
+/// What the service manager stores for the drivers of all tests, because the environment of the process names one manager.
+static STORED: Mutex<Vec<Stored>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Stored {
+    name: String,
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+/// Runs the tests in another process, whose NOTIFY_SOCKET is the one of the service manager here.
+pub fn run_with_manager(run: impl FnOnce() -> ExitCode) -> ExitCode {
+    if let Some(path) = env::var_os(MANAGER) {
+        let socket = UnixDatagram::bind(path).unwrap();
+        std::thread::spawn(move || {
+            loop {
+                receive(&socket);
+            }
+        });
+        return run();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("notify");
+    let mut tests = Command::new(env::current_exe().unwrap());
+    tests.args(env::args_os().skip(1));
+    tests.env("NOTIFY_SOCKET", &socket).env(MANAGER, &socket);
+    let code = tests.status().unwrap().code();
+    code.map_or(ExitCode::FAILURE, |code| {
+        ExitCode::from(u8::try_from(code).unwrap())
+    })
+}
+
+/// Does what a message of a driver asks for.
+fn receive(socket: &UnixDatagram) {
+    let mut text = [0; 512];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut buffer = [IoSliceMut::new(&mut text)];
+    let read = recvmsg(socket, &mut buffer, &mut control, RecvFlags::CMSG_CLOEXEC);
+    let read = read.expect("a message of the driver");
+    assert!(!read.flags.contains(ReturnFlags::CTRUNC));
+    let text = std::str::from_utf8(&text[..read.bytes]).unwrap();
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+    let name = value("FDNAME=").unwrap().to_owned();
+    assert!(name.len() < 256 && name.chars().all(|c| c.is_ascii_graphic() && c != ':'));
+    let mut stored = STORED.lock().unwrap();
+    if value("FDSTOREREMOVE=") == Some("1") {
+        return stored.retain(|stored| stored.name != name);
+    }
+    assert_eq!(value("FDSTORE="), Some("1"));
+    for message in control.drain() {
+        let RecvAncillaryMessage::ScmRights(fds) = message else {
+            panic!("{text}");
+        };
+        for fd in fds {
+            if !stored.iter().any(|stored| stored.name == name) {
+                let address = SocketAddrUnix::try_from(getsockname(&fd).unwrap()).unwrap();
+                let path = String::from_utf8(address.path_bytes().unwrap().to_vec()).unwrap();
+                stored.push(Stored {
+                    name: name.clone(),
+                    fd,
+                    path: path.into(),
+                });
+            }
+        }
+    }
+}
+
+/// The service manager of a test: the unit that removes files, and what is stored of the sockets in some directories.
 struct Manager {
-    dir: PathBuf,
-    socket: UnixDatagram,
-    stored: Vec<(String, OwnedFd)>,
+    links: PathBuf,
+    dirs: Vec<PathBuf>,
 }
 
 impl Manager {
     fn start(dir: &Path) -> Self {
-        std::fs::create_dir(dir.join("kept")).unwrap();
-        let socket = UnixDatagram::bind(dir.join("notify")).unwrap();
-        socket.set_read_timeout(Some(SOON)).unwrap();
+        let links = dir.join("kept");
+        std::fs::create_dir(&links).unwrap();
         Self {
-            dir: dir.to_owned(),
-            socket,
-            stored: Vec::new(),
+            links,
+            dirs: vec![dir.to_owned()],
         }
     }
 
     /// What the next process of the service gets.
     fn keeper(&self) -> Keeper {
-        let copy = |(name, fd): &(String, OwnedFd)| (name.clone(), fd.try_clone().unwrap());
-        let passed = self.stored.iter().map(copy).collect();
-        Keeper::new(Some(self.dir.join("notify")), self.dir.join("kept"), passed)
+        Keeper::new(Some(self.links.clone()), self.stored())
     }
 
-    /// Waits until it has this number of sockets.
-    #[track_caller]
-    fn wait_for(&mut self, count: usize) {
-        while self.stored.len() != count {
-            self.receive();
+    fn stored(&self) -> Vec<(String, OwnedFd)> {
+        let mut found = Vec::new();
+        for Stored { name, fd, path } in STORED.lock().unwrap().iter() {
+            if self.dirs.iter().any(|dir| path.starts_with(dir)) {
+                found.push((name.clone(), fd.try_clone().unwrap()));
+            }
         }
-        // The driver removes a link after its message.
+        found
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.stored().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Waits until it has this number of sockets, with a link to each.
+    #[track_caller]
+    fn wait_for(&self, count: usize) {
+        self.until(|manager| manager.names().len() == count && manager.links().len() == count);
+    }
+
+    #[track_caller]
+    fn until(&self, is: impl Fn(&Self) -> bool) {
         let start = Instant::now();
-        while self.links().len() != count {
-            assert!(start.elapsed() < SOON, "{:?}", self.links());
+        while !is(self) {
+            let state = (self.names(), self.links());
+            assert!(start.elapsed() < SOON, "{state:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    fn receive(&mut self) {
-        let mut text = [0; 512];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut buffer = [IoSliceMut::new(&mut text)];
-        let read = recvmsg(
-            &self.socket,
-            &mut buffer,
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        );
-        let read = read.expect("a message of the driver");
-        assert!(!read.flags.contains(ReturnFlags::CTRUNC));
-        let text = std::str::from_utf8(&text[..read.bytes]).unwrap();
-        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
-        let name = value("FDNAME=").unwrap().to_owned();
-        assert!(name.len() < 256 && name.chars().all(|c| c.is_ascii_graphic() && c != ':'));
-        if value("FDSTOREREMOVE=") == Some("1") {
-            return self.stored.retain(|(stored, _)| *stored != name);
-        }
-        assert_eq!(value("FDSTORE="), Some("1"));
-        for message in control.drain() {
-            let RecvAncillaryMessage::ScmRights(fds) = message else {
-                panic!("{text}");
-            };
-            for fd in fds {
-                if !self.stored.iter().any(|(stored, _)| *stored == name) {
-                    self.stored.push((name.clone(), fd));
-                }
-            }
-        }
-    }
-
     fn links(&self) -> Vec<PathBuf> {
-        let links = std::fs::read_dir(self.dir.join("kept")).unwrap();
+        let links = std::fs::read_dir(&self.links).unwrap();
         // One that the driver removes at this moment has no target any more.
         let target = |link: std::fs::DirEntry| std::fs::read_link(link.path()).ok();
         links.filter_map(|link| target(link.unwrap())).collect()
     }
 
     /// The service ends for good: the descriptors are closed, and the other unit removes the files.
-    fn stop(&mut self) {
-        self.stored.clear();
+    fn stop(&self) {
+        let is_ours = |stored: &Stored| self.dirs.iter().any(|dir| stored.path.starts_with(dir));
+        STORED.lock().unwrap().retain(|stored| !is_ours(stored));
         for file in self.links() {
             std::fs::remove_file(file).unwrap();
         }
@@ -121,7 +173,7 @@ fn start() -> (Node, Manager) {
     let dir = tempfile::tempdir().unwrap();
     let api = FakeApi::start(dir.path());
     let kubelet = DraKubelet::start(dir.path());
-    let mut manager = Manager::start(dir.path());
+    let manager = Manager::start(dir.path());
     let driver = Driver::start_with(dir.path(), pool(&[None, None]), manager.keeper());
     manager.wait_for(2);
     let node = Node {
@@ -157,7 +209,7 @@ fn sockets(dir: &Path) -> [PathBuf; 2] {
 }
 
 fn a_call_in_the_gap_is_answered() {
-    let (node, mut manager) = start();
+    let (node, manager) = start();
     let Node {
         driver,
         kubelet,
@@ -219,7 +271,7 @@ fn a_stop_removes_the_sockets() {
 
 /// The administrator has changed the interface, or the directory of the kubelet.
 fn sockets_of_other_settings_are_removed() {
-    let (node, mut manager) = start();
+    let (node, manager) = start();
     node.driver.end();
     manager.keeper().discard();
     manager.wait_for(0);
@@ -236,9 +288,8 @@ fn sockets_of_other_settings_are_removed() {
     let _kubelet = DraKubelet::start(other.path());
     let _driver = Driver::start_with(other.path(), pool(&[None]), manager.keeper());
     let is_ours = |socket: &PathBuf| socket.starts_with(other.path());
-    while manager.links().iter().filter(|link| is_ours(link)).count() != 2 {
-        manager.receive();
-    }
+    manager.dirs.push(other.path().to_owned());
+    manager.until(|manager| manager.links().iter().filter(|link| is_ours(link)).count() == 2);
     manager.wait_for(2);
     assert!(
         !sockets(node.dir.path())
@@ -249,7 +300,7 @@ fn sockets_of_other_settings_are_removed() {
 
 /// For example `kubeadm reset` has removed the directory of the kubelet.
 fn a_file_that_was_replaced_is_not_ours() {
-    let (node, mut manager) = start();
+    let (node, manager) = start();
     let Node {
         driver,
         kubelet,
@@ -257,7 +308,7 @@ fn a_file_that_was_replaced_is_not_ours() {
         dir,
     } = node;
     driver.end();
-    let passed = manager.keeper();
+    let (passed, old) = (manager.keeper(), manager.names());
     assert_eq!(passed.waiting().len(), 2);
     for socket in sockets(dir.path()) {
         std::fs::remove_file(&socket).unwrap();
@@ -268,32 +319,25 @@ fn a_file_that_was_replaced_is_not_ours() {
     kubelet.wait("registered again", SOON, |state| {
         state.registrations == 2 && state.drivers.len() == 1
     });
-    let old: Vec<_> = manager
-        .stored
-        .iter()
-        .map(|(name, _)| name.clone())
-        .collect();
-    let is_old = |(name, _): &(String, OwnedFd)| old.contains(name);
-    while manager.stored.len() != 2 || manager.stored.iter().any(is_old) {
-        manager.receive();
-    }
+    manager.until(|manager| {
+        let names = manager.names();
+        names.len() == 2 && !names.iter().any(|name| old.contains(name))
+    });
     drop(driver);
 }
 
 fn removed_sockets_are_not_stored() {
-    let (node, mut manager) = start();
-    let before = manager.stored[0].0.clone();
+    let (node, manager) = start();
+    let before = manager.names().remove(0);
     std::fs::remove_file(&sockets(node.dir.path())[0]).unwrap();
     node.kubelet
         .wait("registered again", SOON, |state| state.registrations == 2);
-    while manager.stored.iter().any(|(name, _)| *name == before) {
-        manager.receive();
-    }
+    manager.until(|manager| !manager.names().contains(&before));
     manager.wait_for(2);
 }
 
 fn a_driver_that_the_kubelet_refuses_is_not_stored() {
-    let (node, mut manager) = start();
+    let (node, manager) = start();
     node.driver.registered.send_replace(Some(false));
     manager.wait_for(0);
     node.driver.end();
@@ -320,7 +364,7 @@ fn a_call_waits_for_the_first_answer_of_the_driver() {
     driver.set(&[None, None]);
     assert_eq!(answer.recv_timeout(SOON).unwrap(), Ok(String::new()));
     // A socket that no process serves is not passed to programs.
-    for (_, fd) in &manager.stored {
-        assert!(sockopt::socket_acceptconn(fd).unwrap());
+    for (_, fd) in manager.stored() {
+        assert!(sockopt::socket_acceptconn(&fd).unwrap());
     }
 }
