@@ -8,14 +8,13 @@
 //! Containers restart at any time, with the names that they got before, and the kubelet does not ask the plugin again. So the spec of an
 //! earlier run stays until NVML has answered if the kernel confirms it, and otherwise is made from the GPUs that the kernel lists.
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -36,6 +35,7 @@ use nvidia_host::inventory::{Gpu, Inventory};
 use plugin_api::kinds;
 use rustix::fs::{Access, FlockOperation, Mode, OFlags, flock};
 
+use crate::model::InSpecs;
 use crate::node::host::is_in_pod;
 
 /// The class of GPUs and MIG devices.
@@ -260,21 +260,61 @@ pub struct VendorSpecs {
     settings: Settings,
     dir: PathBuf,
     /// The spec of the GPUs
-    path: PathBuf,
+    gpus: SpecFile,
+    /// The specs of the devices next to the GPUs
+    extra: Vec<SpecFile>,
     devices: Devices,
     /// The state of the host when the file was last written for these devices, and whether the file was created: engines reject a spec
     /// without devices, so none is written if the limits permit no device
     written: Option<(Stamp, bool)>,
-    /// The names of the devices in the file, without the kind
-    names: Arc<BTreeSet<String>>,
     /// The features that have a spec
     features: Features,
     /// The IMEX channels in the spec of their class
     imex_channels: Vec<u32>,
     /// `None` before the directory exists
     lock: Option<Lock>,
+    /// Why the files are not as the node is
+    error: Option<String>,
+}
+
+/// A spec file, and what engines must find in it.
+#[derive(Debug)]
+struct SpecFile {
+    path: PathBuf,
+    /// The names of its devices, without the kind; empty if there is no such file
+    names: Arc<BTreeSet<String>>,
     /// The version of the file that is known to have the devices
-    seen: Cell<Option<FileVersion>>,
+    seen: Option<FileVersion>,
+}
+
+impl SpecFile {
+    fn new(path: PathBuf, names: BTreeSet<String>) -> Self {
+        Self {
+            path,
+            names: Arc::new(names),
+            seen: None,
+        }
+    }
+
+    /// Reports whether another program has removed the file, or has replaced it with one without our devices. Several of our processes can
+    /// write the same file.
+    fn is_lost(&mut self) -> bool {
+        if self.names.is_empty() {
+            return false;
+        }
+        let seen = FileVersion::of(&self.path);
+        if seen.is_some() && seen == self.seen {
+            return false;
+        }
+        let Some(spec) = read_ours(&self.path) else {
+            return true;
+        };
+        let is_lost = !self.names.is_subset(&names(&spec));
+        if !is_lost {
+            self.seen = seen;
+        }
+        is_lost
+    }
 }
 
 /// Distinguishes the versions of a file without reading it.
@@ -315,14 +355,14 @@ impl VendorSpecs {
             config: config.clone(),
             settings,
             dir: dir.to_owned(),
-            path: kind.spec_in(dir),
+            gpus: SpecFile::new(kind.spec_in(dir), BTreeSet::new()),
+            extra: Vec::new(),
             devices: Devices::Unanswered(Vec::new()),
             written: None,
-            names: Arc::default(),
             features: Features::EMPTY,
             imex_channels: Vec::new(),
             lock: None,
-            seen: Cell::new(None),
+            error: None,
         }
     }
 
@@ -345,7 +385,7 @@ impl VendorSpecs {
         let existing = dirs.find(|dir| fs::metadata(dir).is_ok());
         let existing = existing.unwrap_or(&self.dir);
         rustix::fs::access(existing, Access::WRITE_OK)
-            .with_context(|| format!("cannot write {:?}", self.path))
+            .with_context(|| format!("cannot write {:?}", self.gpus.path))
     }
 
     /// Checks that the engine can read the directory: in a pod, it must be a mount of the host. It can be on the file system of the
@@ -364,28 +404,36 @@ impl VendorSpecs {
     /// Returns the path of the spec of the GPUs.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.gpus.path
     }
 
-    /// Reports whether another program has removed the spec of the GPUs, or has replaced it with one without our devices. Several of our
-    /// processes can write the same spec.
+    /// Reports whether another program has removed or replaced a file.
     #[must_use]
-    pub fn is_lost(&self) -> bool {
-        if self.names.is_empty() {
-            return false;
+    pub fn are_lost(&mut self) -> bool {
+        self.gpus.is_lost() || self.extra.iter_mut().any(SpecFile::is_lost)
+    }
+
+    /// Writes the files again that another program has removed or replaced, or that could not be written.
+    ///
+    /// # Errors
+    /// See [`Self::refresh`].
+    pub fn restore(&mut self) -> Result<()> {
+        if self.error.is_some() || self.are_lost() {
+            return self.refresh();
         }
-        let seen = FileVersion::of(&self.path);
-        if seen.is_some() && seen == self.seen.get() {
-            return false;
+        Ok(())
+    }
+
+    /// Returns what the specs have.
+    #[must_use]
+    pub fn in_specs(&self) -> InSpecs {
+        InSpecs {
+            devices: Arc::clone(&self.gpus.names),
+            features: self.features,
+            imex_channels: self.imex_channels.clone(),
+            error: self.error.clone(),
+            are_needed: false,
         }
-        let Some(spec) = read_ours(&self.path) else {
-            return true;
-        };
-        let is_lost = !self.names.is_subset(&names(&spec));
-        if !is_lost {
-            self.seen.set(seen);
-        }
-        is_lost
     }
 
     /// Returns the features that have a spec.
@@ -397,13 +445,7 @@ impl VendorSpecs {
     /// Returns the names of the devices in the spec of the GPUs, without the kind.
     #[must_use]
     pub const fn names(&self) -> &Arc<BTreeSet<String>> {
-        &self.names
-    }
-
-    /// Returns the IMEX channels that have a CDI device.
-    #[must_use]
-    pub fn imex_channels(&self) -> &[u32] {
-        &self.imex_channels
+        &self.gpus.names
     }
 
     /// Sets the devices of the node. Updates the files.
@@ -434,6 +476,12 @@ impl VendorSpecs {
     /// If the driver lacks a file that all containers require, or a file cannot be written. An old file is then removed, because
     /// its devices may not exist any more.
     pub fn refresh(&mut self) -> Result<()> {
+        let result = self.update();
+        self.error = result.as_ref().err().map(|error| format!("{error:#}"));
+        result
+    }
+
+    fn update(&mut self) -> Result<()> {
         if self.lock.is_none() {
             fs::create_dir_all(&self.dir).ok();
             self.lock = Lock::take(&self.dir, self.kind, FlockOperation::LockShared).ok();
@@ -458,12 +506,12 @@ impl VendorSpecs {
         if self.is_current(now.as_ref()) {
             return Ok(());
         }
-        let spec = read_ours(&self.path);
+        let spec = read_ours(&self.gpus.path);
         let stamp = spec.as_ref().and_then(Stamp::from_spec);
         match Before::decide(stamp.as_ref(), now.as_ref(), !gpus.is_empty()) {
             Before::Remove => self.remove(),
             Before::Keep => {
-                self.names = Arc::new(spec.map(|spec| names(&spec)).unwrap_or_default());
+                self.gpus.names = Arc::new(spec.map(|spec| names(&spec)).unwrap_or_default());
                 self.written = now.map(|now| (now, true));
                 Ok(())
             }
@@ -487,6 +535,7 @@ impl VendorSpecs {
     /// Updates the specs of the devices next to the GPUs. The stamp of the host does not include these devices, so the specs are compared.
     fn refresh_features(&mut self, now: Option<&Stamp>) -> Result<()> {
         (self.features, self.imex_channels) = (Features::EMPTY, Vec::new());
+        self.extra.clear();
         let mut writer = SpecWriter::new(&self.config, &self.settings, || false);
         let specs = match now {
             Some(now) => writer.make_extra(now)?,
@@ -503,16 +552,24 @@ impl VendorSpecs {
             .flat_map(|(_, spec)| &spec.devices)
             .filter_map(|device| parse_decimal(&device.name));
         let channels = channels.collect();
+        let mut files = Vec::new();
+        for (class, spec) in &specs {
+            let path = self.kind.file_in(&self.dir, class);
+            files.push(SpecFile::new(path, names(spec)));
+        }
         writer
             .update_extra(specs, &|class| self.kind.file_in(&self.dir, class))
             .with_context(|| format!("cannot update the CDI specs in {:?}", self.dir))?;
         (self.features, self.imex_channels) = (features, channels);
+        // No file is written if another program's has the devices.
+        files.retain(|file| FileVersion::of(&file.path).is_some());
+        self.extra = files;
         Ok(())
     }
 
     /// Whether the file is as it was written for this state of the host.
-    fn is_current(&self, now: Option<&Stamp>) -> bool {
-        let exists = fs::symlink_metadata(&self.path).is_ok() && !self.is_lost();
+    fn is_current(&mut self, now: Option<&Stamp>) -> bool {
+        let exists = fs::symlink_metadata(&self.gpus.path).is_ok() && !self.gpus.is_lost();
         now.is_some()
             && now.map(|now| (now, exists)) == self.written.as_ref().map(|(was, has)| (was, *has))
     }
@@ -524,7 +581,7 @@ impl VendorSpecs {
         match self.write(inventory) {
             Ok(names) => {
                 self.written = now.map(|now| (now, !names.is_empty()));
-                self.names = Arc::new(names);
+                self.gpus.names = Arc::new(names);
             }
             Err(error) => {
                 // The first error is the cause, such as a file system that is read-only.
@@ -565,24 +622,51 @@ impl VendorSpecs {
             return Ok(BTreeSet::new());
         }
         let text = self.settings.format.print(&spec)?;
-        cdi_spec::file::write(&self.path, &text)
-            .with_context(|| format!("cannot write {:?}", self.path))?;
+        cdi_spec::file::write(&self.gpus.path, &text)
+            .with_context(|| format!("cannot write {:?}", self.gpus.path))?;
         Ok(names(&spec))
     }
 
     fn remove(&mut self) -> Result<()> {
         self.written = None;
-        self.names = Arc::default();
+        self.gpus.names = Arc::default();
         self.remove_file()
     }
 
     fn remove_file(&self) -> Result<()> {
-        match fs::remove_file(&self.path) {
+        let path = &self.gpus.path;
+        match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot remove {:?}", self.path))
+                Err(error).with_context(|| format!("cannot remove {path:?}"))
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The specs of a kind, for the task that keeps them current and for those that answer with names of their devices.
+#[derive(Clone, Debug)]
+pub struct SharedSpecs(Arc<Mutex<VendorSpecs>>);
+
+impl SharedSpecs {
+    /// Shares these specs.
+    #[must_use]
+    pub fn new(specs: VendorSpecs) -> Self {
+        Self(Arc::new(Mutex::new(specs)))
+    }
+
+    /// Waits until no other task uses the specs.
+    pub fn lock(&self) -> MutexGuard<'_, VendorSpecs> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Restores the files, and returns what they have: an engine looks for a device as soon as it has the name.
+    #[must_use]
+    pub fn restored(&self) -> InSpecs {
+        let mut specs = self.lock();
+        // The error is a part of the result.
+        specs.restore().ok();
+        specs.in_specs()
     }
 }
 

@@ -1,8 +1,11 @@
 //! What the plugin offers to the kubelet, as data. The modules that decide it, and those that send it, depend only on this one.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use base::report::{ErrorReport, Kind};
+use nvidia_host::feature::Features;
 
 use crate::proto::ContainerAllocateResponse;
 
@@ -33,6 +36,45 @@ pub struct ResourceDevice {
     pub numa_node: Option<u32>,
     /// Why the device cannot be used; `None` if it can
     pub unhealthy: Option<String>,
+}
+
+/// What the CDI specs of the plugin have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InSpecs {
+    /// The UUIDs of the GPUs and MIG devices
+    pub devices: Arc<BTreeSet<String>>,
+    /// The features that have a spec
+    pub features: Features,
+    /// The IMEX channels that have a CDI device
+    pub imex_channels: Vec<u32>,
+    /// Why the specs are not as the node is
+    pub error: Option<String>,
+    /// Containers of the device plugin get their devices with these specs, so that a device without
+    /// one cannot be used.
+    pub are_needed: bool,
+}
+
+impl InSpecs {
+    /// Returns why an engine does not find the CDI device with this UUID; `None` if it does.
+    #[must_use]
+    pub fn why_missing(&self, uuid: &str) -> Option<String> {
+        if self.devices.contains(uuid) {
+            return None;
+        }
+        Some(match &self.error {
+            Some(error) => format!("the node has no CDI device for it: {error}"),
+            None => "the CDI spec of the node has no device for it".to_owned(),
+        })
+    }
+
+    /// The same, but only if containers of the device plugin get their devices with these specs.
+    #[must_use]
+    pub fn why_unusable(&self, uuid: &str) -> Option<String> {
+        if self.are_needed {
+            return self.why_missing(uuid);
+        }
+        None
+    }
 }
 
 /// Why the plugin does not give a device to a container.
@@ -89,7 +131,7 @@ pub trait HostCheck: fmt::Debug + Send + Sync + 'static {
     /// Checks that a container can have the devices with these UUIDs now.
     ///
     /// # Errors
-    /// If a device node or the CDI spec is missing, or the node is another device.
+    /// If a device node is missing or is another device, or if the CDI spec lacks the device and cannot be written.
     fn check(&self, uuids: &[&str]) -> Result<(), Refusal>;
 }
 

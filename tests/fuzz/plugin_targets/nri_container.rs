@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kubelet_plugin::cdi_specs::DEVICE_PLUGIN;
-use kubelet_plugin::node::InSpecs;
+use kubelet_plugin::model::InSpecs;
 use kubelet_plugin::nri::grant::{Grant, Known, grant, may_ask};
 use kubelet_plugin::proto::nri::CreateContainerRequest;
 use nvidia_host::config::{Config, Limits};

@@ -1,10 +1,9 @@
 //! Answers the kubelet's questions from the state of the node. The device nodes are examined for each container, since they can
 //! disappear at any time.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Error;
 use nvidia_host::config::Config;
 use nvidia_host::edits::decide;
 use nvidia_host::edits::facts::DeviceFacts;
@@ -19,8 +18,8 @@ use findings::catalog;
 
 use super::layout::{ICDS, Layout};
 use super::{prefer, response};
-use crate::cdi_specs;
-use crate::model::{Allocator, HostCheck, Refusal, Resource, ResourceDevice};
+use crate::cdi_specs::SharedSpecs;
+use crate::model::{Allocator, HostCheck, InSpecs, Refusal, Resource, ResourceDevice};
 use crate::node::Offer;
 use crate::proto::ContainerAllocateResponse;
 use crate::settings::values::DeviceListStrategy;
@@ -33,6 +32,8 @@ pub struct NodeAllocator {
     settings: Settings,
     offer: watch::Receiver<Offer>,
     chooser: Arc<Chooser>,
+    /// `None` if the process keeps no CDI specs for the device plugin
+    specs: Option<SharedSpecs>,
 }
 
 impl NodeAllocator {
@@ -42,11 +43,13 @@ impl NodeAllocator {
         settings: Settings,
         offer: watch::Receiver<Offer>,
         chooser: Arc<Chooser>,
+        specs: Option<SharedSpecs>,
     ) -> Self {
         Self {
             settings,
             offer,
             chooser,
+            specs,
         }
     }
 }
@@ -57,13 +60,20 @@ impl Allocator for NodeAllocator {
         resource: &str,
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, Refusal> {
-        allocate(
-            &self.settings,
-            &self.chooser.current().strategies,
-            &self.offer.borrow(),
-            resource,
-            ids,
-        )
+        let strategies = self.chooser.current().strategies;
+        let offer = self.offer.borrow();
+        let restored = match &self.specs {
+            Some(specs) if strategy::uses_cdi(&strategies) => Some(specs.restored()),
+            _ => None,
+        };
+        let in_specs = restored.as_ref().unwrap_or(&offer.in_specs);
+        let sources = Sources {
+            settings: &self.settings,
+            strategies: &strategies,
+            offer: &offer,
+            in_specs,
+        };
+        allocate(&sources, resource, ids)
     }
 
     fn prefer(
@@ -95,34 +105,34 @@ impl Allocator for NodeAllocator {
 pub struct ClaimCheck {
     settings: Settings,
     offer: watch::Receiver<Offer>,
-    /// The CDI spec of claims
-    spec: PathBuf,
+    specs: SharedSpecs,
 }
 
 impl ClaimCheck {
-    /// Creates a check with the directory of the CDI specs.
+    /// Creates a check with the CDI specs for claims.
     #[must_use]
-    pub fn new(settings: Settings, offer: watch::Receiver<Offer>, specs: &Path) -> Self {
+    pub const fn new(
+        settings: Settings,
+        offer: watch::Receiver<Offer>,
+        specs: SharedSpecs,
+    ) -> Self {
         Self {
             settings,
             offer,
-            spec: cdi_specs::CLAIMS.spec_in(specs),
+            specs,
         }
     }
 }
 
 impl HostCheck for ClaimCheck {
     fn check(&self, uuids: &[&str]) -> Result<(), Refusal> {
-        if let Err(error) = std::fs::metadata(&self.spec) {
-            let error =
-                Error::new(error).context(format!("cannot use the CDI spec {:?}", self.spec));
-            let fix =
-                "run \"oci-nvidia-kubelet-plugin check\" on the node; the kubelet tries it again";
-            return Err(Refusal::of(
-                &catalog::PLUGIN_DRIVER,
-                &format!("{error:#}"),
-                fix,
-            ));
+        let in_specs = self.specs.restored();
+        for uuid in uuids {
+            if let Some(why) = in_specs.why_missing(uuid) {
+                let what = format!("{uuid} does not work: {why}");
+                let fix = "run \"oci-nvidia-kubelet-plugin check\" on the node; the kubelet tries it again";
+                return Err(Refusal::of(&catalog::PLUGIN_DRIVER, &what, fix));
+            }
         }
         let offer = self.offer.borrow();
         let devices = response::by_uuid(&offer.gpus, uuids)?;
@@ -137,17 +147,34 @@ impl HostCheck for ClaimCheck {
     }
 }
 
+/// What an answer follows from.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// The settings
+    pub settings: &'a Settings,
+    /// How containers get their devices
+    pub strategies: &'a [DeviceListStrategy],
+    /// What the node offers
+    pub offer: &'a Offer,
+    /// What the CDI specs have now
+    pub in_specs: &'a InSpecs,
+}
+
 /// Returns what a container with these devices gets.
 ///
 /// # Errors
 /// As [`Allocator::allocate`].
 pub fn allocate(
-    settings: &Settings,
-    strategies: &[DeviceListStrategy],
-    offer: &Offer,
+    sources: &Sources<'_>,
     resource: &str,
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, Refusal> {
+    let Sources {
+        settings,
+        strategies,
+        offer,
+        in_specs,
+    } = *sources;
     let plugin = &settings.plugin;
     if let Some(id) = ids.iter().find(|id| offer.denied.contains(*id)) {
         let fix = "delete the pod; the kubelet chooses another device for the next one";
@@ -166,7 +193,7 @@ pub fn allocate(
     let devices = response::of_host(&offer.gpus, &permitted)?;
     let uses_cdi = strategy::uses_cdi(strategies);
     if uses_cdi {
-        check_names(offer, &devices)?;
+        check_names(in_specs, &devices)?;
     }
     let host = host_of(settings, offer)?;
     if strategies.contains(&DeviceListStrategy::HostPath)
@@ -178,7 +205,7 @@ pub fn allocate(
     if uses_cdi {
         // An engine starts no container with the name of a device that is in no spec.
         for feature in offer.features.iter() {
-            features.set(feature, offer.in_specs.features.has(feature));
+            features.set(feature, in_specs.features.has(feature));
         }
     }
     let facts = host.device_facts(&response::wanted(features), &devices);
@@ -245,9 +272,9 @@ fn host_of(settings: &Settings, offer: &Offer) -> Result<Host, Refusal> {
 
 /// Checks that the CDI spec has each device, although the offer may be from before a change of the
 /// strategy.
-fn check_names(offer: &Offer, devices: &[HostDevice<'_>]) -> Result<(), Refusal> {
+fn check_names(in_specs: &InSpecs, devices: &[HostDevice<'_>]) -> Result<(), Refusal> {
     for device in devices {
-        if let Some(why) = offer.in_specs.why_missing(device.uuid()) {
+        if let Some(why) = in_specs.why_missing(device.uuid()) {
             let what = format!("{} does not work: {why}", device.uuid());
             let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
             return Err(Refusal::of(&catalog::PLUGIN_UNHEALTHY_DEVICE, &what, fix));

@@ -21,8 +21,8 @@ use super::mps_report;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
-use crate::model::{Resource, ResourceDevice};
-use crate::node::{InSpecs, Node, Offer, host};
+use crate::model::{InSpecs, Resource, ResourceDevice};
+use crate::node::{Node, Offer, host};
 use crate::settings::Settings;
 use crate::strategy::Choice;
 use nvidia_host::mps::Entry;
@@ -390,9 +390,13 @@ impl Asked<'_> {
     /// Returns why Allocate would refuse the device.
     fn refusal(&self, resource: &Resource, device: &ResourceDevice) -> Option<String> {
         let ids = std::slice::from_ref(&device.id);
-        let strategies = &self.choice.strategies;
-        let answer =
-            allocator::allocate(self.settings, strategies, self.offer, &resource.name, ids);
+        let sources = allocator::Sources {
+            settings: self.settings,
+            strategies: &self.choice.strategies,
+            offer: self.offer,
+            in_specs: &self.offer.in_specs,
+        };
+        let answer = allocator::allocate(&sources, &resource.name, ids);
         Some(answer.err()?.to_string())
     }
 }

@@ -76,7 +76,7 @@ impl Claims {
             },
             problem: problem(state, specs),
             unanswered: state.is_unanswered.then(|| why_not(state)),
-            in_spec: specs.names(),
+            in_spec: specs.names_for_claims(),
         };
         self.pool.send_if_modified(|published| {
             let is_new = *published != pool;

@@ -66,7 +66,10 @@ pub async fn run(
     remove_unused_specs(&kinds, log);
     note_engine_of_claims(&settings, &role, log);
 
-    let engines = NodePlugin::new(config_path.map(Path::to_owned), outlets.offer(), log);
+    let specs = Specs::new(&settings, &role, &kinds, &paths, &chooser, log);
+    let for_containers = specs.of(DEVICE_PLUGIN);
+    let config = config_path.map(Path::to_owned);
+    let engines = NodePlugin::new(config, outlets.offer(), for_containers.cloned(), log);
     let engine = nri
         .as_ref()
         .map(|options| engine::serve(options, &engines, |event| log.note(&event.to_string())));
@@ -74,10 +77,15 @@ pub async fn run(
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
     let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());
     let stopping = Arc::default();
-    let claims = claims(&settings, &outlets, &paths, keeper, &stopping);
+    let claims = claims(&settings, &outlets, &specs, keeper, &stopping);
     let end = ended(signals, claims.is_some(), stopping);
     let claims = claims.map(|(options, pool)| dra::serve(options, pool, log));
-    let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser.clone());
+    let allocator = NodeAllocator::new(
+        settings.clone(),
+        outlets.offer(),
+        chooser,
+        for_containers.cloned(),
+    );
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
@@ -85,7 +93,6 @@ pub async fn run(
         kubelet::serve(dir, outlets.list(), allocator, status, note)
     });
     let control = role.run_dir().map(|dir| serve_control(dir, commands, log));
-    let specs = Specs::new(&settings, &role, &kinds, &paths, &chooser, log);
     let mut agent = Agent::new(&settings, config_path, state, specs, outlets, log);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     // This reads files of other processes, for which the kubelet does not wait.
@@ -198,7 +205,7 @@ fn metrics(
 fn claims(
     settings: &Settings,
     outlets: &Outlets,
-    paths: &SpecPaths,
+    specs: &Specs,
     keeper: Arc<Keeper>,
     stopping: &Arc<watch::Sender<bool>>,
 ) -> Option<(dra::DriverOptions, watch::Receiver<Pool>)> {
@@ -207,10 +214,10 @@ fn claims(
         return None;
     };
     (options.keeper, options.stopping) = (keeper, Arc::clone(stopping));
-    let specs = paths.dir.as_deref();
-    let specs = specs.unwrap_or_else(|| Path::new(cdi_specs::DIR));
-    let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
-    options.host = Some(Arc::new(check));
+    if let Some(specs) = specs.of(CLAIMS) {
+        let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs.clone());
+        options.host = Some(Arc::new(check));
+    }
     Some((options, pool))
 }
 

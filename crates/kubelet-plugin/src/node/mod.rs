@@ -21,7 +21,7 @@ use nvidia_host::feature::Features;
 use nvidia_host::inventory::{Inventory, limits};
 use nvidia_host::mps::Daemon;
 
-use crate::model::{Resource, ResourceDevice};
+use crate::model::{InSpecs, Resource, ResourceDevice};
 use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
 use crate::settings::Settings;
@@ -56,43 +56,6 @@ pub struct Offer {
     pub known: Option<Arc<Inventory>>,
     /// The MPS daemons of the GPUs
     pub mps: Arc<Vec<Daemon>>,
-}
-
-/// What the CDI specs of the plugin have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InSpecs {
-    /// The UUIDs of the GPUs and MIG devices
-    pub devices: Arc<BTreeSet<String>>,
-    /// The features that have a spec
-    pub features: Features,
-    /// The IMEX channels that have a CDI device
-    pub imex_channels: Vec<u32>,
-    /// Why the specs are not as the node is
-    pub error: Option<String>,
-    /// Containers of the device plugin get their devices with these specs, so that a device without
-    /// one cannot be used.
-    pub are_needed: bool,
-}
-
-impl InSpecs {
-    /// Returns why an engine does not find the CDI device with this UUID; `None` if it does.
-    #[must_use]
-    pub fn why_missing(&self, uuid: &str) -> Option<String> {
-        if self.devices.contains(uuid) {
-            return None;
-        }
-        Some(match &self.error {
-            Some(error) => format!("the node has no CDI device for it: {error}"),
-            None => "the CDI spec of the node has no device for it".to_owned(),
-        })
-    }
-
-    fn why_unusable(&self, uuid: &str) -> Option<String> {
-        if self.are_needed {
-            return self.why_missing(uuid);
-        }
-        None
-    }
 }
 
 /// The state of the node.

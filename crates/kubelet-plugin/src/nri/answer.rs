@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::grant::{self, Grant, Known};
 use super::record;
 use super::session::Plugin;
+use crate::cdi_specs::SharedSpecs;
 use crate::log::Log;
 use crate::model::Refusal;
 use crate::node::Offer;
@@ -23,14 +24,26 @@ use crate::proto::nri::{
 pub struct NodePlugin {
     config: Option<PathBuf>,
     offer: watch::Receiver<Offer>,
+    /// `None` if the process keeps no CDI specs for engines
+    specs: Option<SharedSpecs>,
     log: Log,
 }
 
 impl NodePlugin {
     /// Creates a plugin that reads this config.toml.
     #[must_use]
-    pub const fn new(config: Option<PathBuf>, offer: watch::Receiver<Offer>, log: Log) -> Self {
-        Self { config, offer, log }
+    pub const fn new(
+        config: Option<PathBuf>,
+        offer: watch::Receiver<Offer>,
+        specs: Option<SharedSpecs>,
+        log: Log,
+    ) -> Self {
+        Self {
+            config,
+            offer,
+            specs,
+            log,
+        }
     }
 
     /// As for the hook, a change of config.toml is effective for the next container, and an invalid config.toml stops only containers
@@ -41,10 +54,11 @@ impl NodePlugin {
         }
         let (config, _) = config::read(self.config.as_deref())?;
         let offer = self.offer.borrow();
+        let restored = self.specs.as_ref().map(SharedSpecs::restored);
         let known = Known {
             inventory: offer.known.as_deref(),
             limits: &offer.limits,
-            in_specs: &offer.in_specs,
+            in_specs: restored.as_ref().unwrap_or(&offer.in_specs),
             mps: &offer.mps,
         };
         grant::grant(container, &config, known)

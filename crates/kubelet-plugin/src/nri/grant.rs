@@ -26,7 +26,7 @@ use nvidia_host::mps::Daemon;
 use nvidia_host::request::{self, Decision, GpuRequest, Hint, Node, RequestMount, select};
 
 use crate::cdi_specs::DEVICE_PLUGIN;
-use crate::node::InSpecs;
+use crate::model::InSpecs;
 use crate::proto::nri::{Container, LinuxDevice};
 
 /// What a container gets.

@@ -7,11 +7,11 @@ use std::process::Command;
 use super::fake_host::{Fake, uuid};
 use super::fake_kubelet::FakeKubelet;
 use super::node_extras::wait_for_labels;
-use super::{GPU, Node, POLLED, PROGRAM, ROOT, SOON, check, start_with};
+use super::{GPU, Node, POLLED, PROGRAM, ROOT, SOON, answer, check, start_with};
 
 tests! {
     ROOT => the_cdi_spec_is_there_before_the_list, an_unused_cdi_spec_goes, a_gpu_without_a_cdi_device_is_unhealthy,
-        a_display_card_is_not_offered, a_spec_that_is_replaced_is_written_again;
+        a_display_card_is_not_offered, a_spec_that_is_replaced_is_written_again, a_lost_spec_is_written_before_the_answer;
 }
 
 /// Engines look for the devices as soon as the kubelet has assigned them.
@@ -229,4 +229,44 @@ fn a_spec_that_is_replaced_is_written_again() {
     std::fs::rename(&copy, &file).unwrap();
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_ne!(std::fs::read_to_string(&file).unwrap(), ours);
+}
+
+/// The plugin also searches for lost files each second, so the answers are many.
+fn a_lost_spec_is_written_before_the_answer() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let cdi = fake.dir.path().join("cdi");
+    let options = [
+        "--device-list-strategy=cdi-cri",
+        "--cdi-dir",
+        cdi.to_str().unwrap(),
+    ];
+    let node = Node::start_on(fake, &options);
+    node.wait("the list", SOON, GPU, 1, 1);
+    let file = cdi.join("k8s.device-plugin.nvidia.com-gpu.json");
+    let ours = std::fs::read_to_string(&file).unwrap();
+    let name = format!("k8s.device-plugin.nvidia.com/gpu={}", uuid(0));
+    for _ in 0..5 {
+        for other in [None, Some("{"), Some(&*ours.replace(&uuid(0), "GPU-other"))] {
+            match other {
+                None => std::fs::remove_file(&file).unwrap(),
+                Some(text) => std::fs::write(&file, text).unwrap(),
+            }
+            assert_eq!(answer(&node.kubelet, GPU, &uuid(0)), name, "{other:?}");
+            let found = std::fs::read_to_string(&file).unwrap_or_default();
+            assert!(found == ours, "{other:?}: {found}");
+        }
+    }
+    // A directory that cannot exist
+    std::fs::remove_dir_all(&cdi).unwrap();
+    std::fs::write(&cdi, "").unwrap();
+    let refusal = node.refusal(&uuid(0));
+    assert!(
+        refusal.contains("the node has no CDI device for it: ") && refusal.contains("(ONH-072)"),
+        "{refusal}"
+    );
+    std::fs::remove_file(&cdi).unwrap();
+    node.until("the device works again", POLLED, || {
+        node.kubelet.allocate(GPU, &[&[uuid(0)]]).is_ok()
+    });
+    assert!(file.is_file());
 }

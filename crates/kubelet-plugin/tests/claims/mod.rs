@@ -300,7 +300,6 @@ fn claims_get_the_gpus_of_the_node() {
     assert!(!host.dir.path().join("device-plugins").exists());
 }
 
-/// An engine that misses a node or the CDI spec starts no container, and names neither the cause nor a fix.
 /// The card in a DGX Station that only drives its display.
 fn a_display_card_is_not_published() {
     let mut host = Host::new(&["--gpus", "2"], &[]);
@@ -310,6 +309,7 @@ fn a_display_card_is_not_published() {
     host.published("the other GPU", SOON, &[("gpu-0", false)]);
 }
 
+/// An engine that misses a node or the CDI spec starts no container, and names neither the cause nor a fix.
 fn claims_need_the_nodes_and_the_spec() {
     let host = Host::start(&["--gpus", "2"], &[]);
     host.registered();
@@ -327,14 +327,29 @@ fn claims_need_the_nodes_and_the_spec() {
     assert!(host.prepare("other", "u-2").is_ok(), "it does not need it");
     std::fs::rename(&kept, &node).unwrap();
     host.starts("train", "u-1", SOON);
-    std::fs::remove_file(host.cdi().join("k8s.gpu.nvidia.com-gpu.json")).unwrap();
-    match host.prepare("train", "u-1") {
-        Err(error) => assert!(
-            error.contains("k8s.gpu.nvidia.com-gpu.json") && error.contains("(ONH-074)"),
-            "{error}"
-        ),
-        Ok(_) => assert!(host.cdi().join("k8s.gpu.nvidia.com-gpu.json").exists()),
+    // A lost spec is written before the answer. The plugin also searches for lost files each second, so the answers are many.
+    let file = host.cdi().join("k8s.gpu.nvidia.com-gpu.json");
+    let ours = std::fs::read_to_string(&file).unwrap();
+    for _ in 0..5 {
+        for other in [None, Some("{"), Some(&*ours.replace(&uuid(1), "GPU-other"))] {
+            match other {
+                None => std::fs::remove_file(&file).unwrap(),
+                Some(text) => std::fs::write(&file, text).unwrap(),
+            }
+            host.prepare("train", "u-1").unwrap();
+            let found = std::fs::read_to_string(&file).unwrap_or_default();
+            assert!(found == ours, "{other:?}: {found}");
+        }
     }
+    // A directory that cannot exist
+    std::fs::remove_dir_all(host.cdi()).unwrap();
+    std::fs::write(host.cdi(), "").unwrap();
+    let error = host.prepare("train", "u-1").unwrap_err();
+    assert!(
+        error.contains("CDI") && error.contains("(ONH-074)"),
+        "{error}"
+    );
+    std::fs::remove_file(host.cdi()).unwrap();
     host.starts("train", "u-1", POLLED + SOON);
 }
 

@@ -78,6 +78,12 @@ fn cdi_names_have_specs() {
     let edits = &spec["devices"][0]["containerEdits"];
     assert_eq!(edits["deviceNodes"][0]["path"], "/dev/nvidia-fs0");
     assert!(!file(&cdi, "gdrcopy").exists());
+    // The plugin also searches for lost files each second.
+    for _ in 0..5 {
+        fs::remove_file(file(&cdi, "gds")).unwrap();
+        assert!(answer(&node.kubelet, GPU, &uuid(0)).ends_with("/gds=all"));
+        assert!(file(&cdi, "gds").exists());
+    }
     // The modules are loaded and unloaded.
     let inode =
         |class| std::os::unix::fs::MetadataExt::ino(&fs::metadata(file(&cdi, class)).unwrap());

@@ -106,7 +106,11 @@ impl Agent {
                     Some(update) => self.apply(update),
                     None => return,
                 },
-                Some(command) = asked.recv() => self.outlets.handle(command, &mut self.state, &self.specs),
+                Some(command) = asked.recv() => {
+                    // `check` reads the specs.
+                    self.specs.restore(&mut self.state.node);
+                    self.outlets.handle(command, &mut self.state, &self.specs);
+                }
                 snapshot = devices_ready(&mut self.pending) => self.state.set_devices(&snapshot),
                 _ = follow_period.tick() => match self.follower.poll(Instant::now()) {
                     Some(change) => self.apply_change(change),
@@ -125,10 +129,9 @@ impl Agent {
                     }
                 }
                 _ = existence_period.tick() => {
-                    if !self.specs.are_lost() {
+                    if !self.specs.restore(&mut self.state.node) {
                         continue;
                     }
-                    self.specs.update(&mut self.state.node, VendorSpecs::refresh);
                 }
                 () = at(next_tick), if next_tick.is_some() => {}
                 () = at(listed_by), if listed_by.is_some() => {}

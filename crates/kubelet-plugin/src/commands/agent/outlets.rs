@@ -144,7 +144,7 @@ impl Outlets {
                     let is_live = |name: &str| kubelet.is_live(name);
                     let mut devices = offered(&list, is_live, &state.node, now);
                     devices.driver = kubelet.claims.as_ref().map(ClaimsOutlet::offered);
-                    devices.spec = specs.file().map(Path::to_owned);
+                    devices.spec = specs.file();
                     done.send(devices).ok();
                 }
             }

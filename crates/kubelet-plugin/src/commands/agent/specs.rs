@@ -13,11 +13,14 @@ use tokio::time::timeout;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::feature::Features;
 
-use crate::cdi_specs::{self, Devices, HOOK, Kind, VendorSpecs};
+use crate::cdi_specs::{
+    self, CLAIMS, DEVICE_PLUGIN, Devices, HOOK, Kind, SharedSpecs, VendorSpecs,
+};
 use crate::commands::role::{Role, SpecPaths};
 use crate::log::Log;
+use crate::model::InSpecs;
 use crate::monitor::update::Update;
-use crate::node::{InSpecs, Node, host};
+use crate::node::{Node, host};
 use crate::settings::Settings;
 use crate::strategy::Chooser;
 
@@ -33,7 +36,7 @@ pub const EXISTENCE_PERIOD: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Specs {
     /// One for each kind of names
-    vendors: Vec<VendorSpecs>,
+    vendors: Vec<(Kind, SharedSpecs)>,
     /// The error that is in the log
     error: Option<String>,
     /// The features that containers are to get; none without a kubelet
@@ -60,7 +63,8 @@ impl Specs {
         let dir: &Path = paths.dir.as_ref().unwrap_or(&default);
         let mut vendors = Vec::new();
         for kind in kinds {
-            vendors.push(VendorSpecs::new(*kind, &config, dir, &paths.hook));
+            let specs = VendorSpecs::new(*kind, &config, dir, &paths.hook);
+            vendors.push((*kind, SharedSpecs::new(specs)));
         }
         let extra_devices = match role {
             Role::DevicePlugin(_) | Role::Claims(_) => settings.plugin.extra_devices,
@@ -82,23 +86,38 @@ impl Specs {
         self.error.as_deref()
     }
 
-    /// Returns the names of the devices in the spec of the GPUs, without the kind.
+    /// Returns the specs of a kind; `None` if this process does not keep them.
     #[must_use]
-    pub fn names(&self) -> Arc<BTreeSet<String>> {
-        let first = self.vendors.first();
-        first.map(VendorSpecs::names).cloned().unwrap_or_default()
+    pub fn of(&self, kind: Kind) -> Option<&SharedSpecs> {
+        let mut vendors = self.vendors.iter();
+        let (_, specs) = vendors.find(|(found, _)| *found == kind)?;
+        Some(specs)
     }
 
-    /// Returns the spec in which engines find the devices; `None` if containers get no CDI devices.
+    /// Returns the names of the devices for claims in the spec of the GPUs, without the kind.
     #[must_use]
-    pub fn file(&self) -> Option<&Path> {
-        Some(self.vendors.first()?.path())
+    pub fn names_for_claims(&self) -> Arc<BTreeSet<String>> {
+        let specs = self.of(CLAIMS).map(SharedSpecs::lock);
+        specs
+            .map(|specs| Arc::clone(specs.names()))
+            .unwrap_or_default()
     }
 
-    /// Reports whether another program has removed or replaced a spec.
+    /// Returns the spec in which engines find the devices of the kubelet; `None` if containers get no CDI devices.
     #[must_use]
-    pub fn are_lost(&self) -> bool {
-        self.vendors.iter().any(VendorSpecs::is_lost)
+    pub fn file(&self) -> Option<PathBuf> {
+        let (_, specs) = self.vendors.first()?;
+        Some(specs.lock().path().to_owned())
+    }
+
+    /// Writes the specs again that another program has removed or replaced. Returns whether there was one.
+    pub fn restore(&mut self, node: &mut Node) -> bool {
+        let mut vendors = self.vendors.iter();
+        if !vendors.any(|(_, specs)| specs.lock().are_lost()) {
+            return false;
+        }
+        self.update(node, VendorSpecs::refresh);
+        true
     }
 
     /// Takes a report of the monitor into account.
@@ -121,13 +140,13 @@ impl Specs {
     /// specs.
     pub fn update(&mut self, node: &mut Node, change: impl Fn(&mut VendorSpecs) -> Result<()>) {
         let mut result = Ok(());
-        for specs in &mut self.vendors {
+        for (_, specs) in &self.vendors {
             // An error of one kind does not keep the others.
-            let changed = change(specs);
+            let changed = change(&mut specs.lock());
             result = result.and(changed);
         }
         let error = result.as_ref().err().map(|error| format!("{error:#}"));
-        node.set_in_specs(self.in_specs(error.clone()));
+        node.set_in_specs(self.in_specs());
         self.find_features(node);
         if error == self.error {
             return;
@@ -139,26 +158,22 @@ impl Specs {
         self.error = error;
     }
 
-    /// Describes the specs for engines and Allocate. The specs of each kind have equal devices.
-    fn in_specs(&self, error: Option<String>) -> InSpecs {
+    /// Describes the specs for engines and Allocate.
+    fn in_specs(&self) -> InSpecs {
         let are_needed = match &self.chooser {
             Some(chooser) => chooser.current().uses_cdi(),
             None => false,
         };
-        let Some(specs) = self.vendors.last() else {
-            let hint = "the plugin keeps no CDI spec; restart it".to_owned();
-            return InSpecs {
-                error: Some(hint),
-                are_needed,
+        let found = match self.of(DEVICE_PLUGIN) {
+            Some(specs) => specs.lock().in_specs(),
+            None => InSpecs {
+                error: Some("the plugin keeps no CDI spec; restart it".to_owned()),
                 ..InSpecs::default()
-            };
+            },
         };
         InSpecs {
-            devices: Arc::clone(specs.names()),
-            features: specs.features(),
-            imex_channels: specs.imex_channels().to_vec(),
-            error,
             are_needed,
+            ..found
         }
     }
 
@@ -172,9 +187,8 @@ impl Specs {
             return;
         };
         let in_specs = found.iter().filter(|feature| {
-            self.vendors
-                .iter()
-                .all(|specs| specs.features().has(*feature))
+            let mut vendors = self.vendors.iter();
+            vendors.all(|(_, specs)| specs.lock().features().has(*feature))
         });
         node.set_features(in_specs.collect(), findings);
     }
