@@ -177,7 +177,7 @@ impl Agent {
         if self.pending.is_some() || self.state.node.mig_uuids() != mig_uuids(gpus) {
             self.pending = Some(PendingDevices {
                 snapshot,
-                refreshed: Box::pin(refresh_host_spec(self.log)),
+                refreshed: Box::pin(refresh_host_spec(self.specs.hook().to_owned(), self.log)),
             });
         } else {
             self.state.set_devices(&snapshot);

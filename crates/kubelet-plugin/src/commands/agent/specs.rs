@@ -13,9 +13,7 @@ use tokio::time::timeout;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::feature::Features;
 
-use crate::cdi_specs::{
-    self, CLAIMS, DEVICE_PLUGIN, Devices, HOOK, Kind, SharedSpecs, VendorSpecs,
-};
+use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Devices, Kind, SharedSpecs, VendorSpecs};
 use crate::commands::role::{Role, SpecPaths};
 use crate::log::Log;
 use crate::model::InSpecs;
@@ -44,6 +42,8 @@ pub struct Specs {
     /// How containers of the device plugin get their devices; `None` in other roles
     chooser: Option<Arc<Chooser>>,
     config: Config,
+    /// The program of the specs, which also keeps the one of the host
+    hook: PathBuf,
     log: Log,
 }
 
@@ -76,8 +76,15 @@ impl Specs {
             extra_devices,
             chooser: matches!(role, Role::DevicePlugin(_)).then(|| Arc::clone(chooser)),
             config,
+            hook: paths.hook.clone(),
             log,
         }
+    }
+
+    /// Returns the program of the specs.
+    #[must_use]
+    pub fn hook(&self) -> &Path {
+        &self.hook
     }
 
     /// Returns what is wrong with the specs.
@@ -194,9 +201,9 @@ impl Specs {
     }
 }
 
-/// Refreshes the CDI spec of the host, if it exists. Without the hook, no program can refresh it.
-pub async fn refresh_host_spec(log: Log) {
-    let mut command = Command::new(HOOK);
+/// Refreshes the CDI spec of the host with the hook, if the spec exists. Without the hook, no program can refresh it.
+pub async fn refresh_host_spec(hook: PathBuf, log: Log) {
+    let mut command = Command::new(&hook);
     command
         .args(["cdi", "refresh"])
         .stdin(Stdio::null())
@@ -210,6 +217,7 @@ pub async fn refresh_host_spec(log: Log) {
         Err(_) => "it did not end in time".to_owned(),
     };
     log.note(&format!(
-        "cannot refresh the CDI spec with \"{HOOK} cdi refresh\": {failure}"
+        "cannot refresh the CDI spec with \"{} cdi refresh\": {failure}",
+        hook.display()
     ));
 }
