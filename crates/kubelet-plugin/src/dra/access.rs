@@ -1,5 +1,6 @@
 //! The API server, with the kubelet's credentials: no ServiceAccount, no role and no image are needed.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -49,37 +50,99 @@ const MAX_ANSWER: usize = 16 << 20;
 /// How long one request may take, apart from a watch. The kubelet waits 45 s for a claim.
 const REQUEST: Duration = Duration::from_secs(10);
 
+/// What fails if the connection cannot be prepared.
+const NO_CLIENT: &str = "cannot create a client of the API server";
+
 /// The API server.
 #[derive(Debug)]
 pub struct Access {
     /// The file of the settings
     given: Option<PathBuf>,
     kubelet_dir: PathBuf,
-    built: Mutex<Option<Built>>,
-    /// The client that is being built
-    building: Mutex<Option<Building>>,
+    clients: Mutex<Clients>,
+}
+
+/// The client, and the one that is being built.
+#[derive(Default)]
+struct Clients {
+    built: Option<Built>,
+    building: Option<Building>,
+}
+
+impl fmt::Debug for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clients")
+    }
 }
 
 /// A client, and the files from which it was built.
 struct Built {
     client: Client,
-    files: Vec<(PathBuf, Option<Stamp>)>,
+    files: Files,
 }
 
-impl std::fmt::Debug for Built {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Built")
-            .field("files", &self.files)
-            .finish_non_exhaustive()
+/// A thread that builds a client, and the files that it uses.
+struct Building {
+    task: JoinHandle<Result<Client, kube::Error>>,
+    files: Files,
+}
+
+/// The kubeconfig file and those that it names, as they were read; none with the credentials of the pod.
+#[derive(Default)]
+struct Files(Vec<(PathBuf, Option<Stamp>)>);
+
+impl Files {
+    fn add(&mut self, path: PathBuf) {
+        let stamp = stamp(&path);
+        self.0.push((path, stamp));
+    }
+
+    /// Whether this kubeconfig was read, and no file has changed since.
+    fn are_current(&self, kubeconfig: Option<&Path>) -> bool {
+        let mut files = self.0.iter();
+        self.0.first().map(|(first, _)| first.as_path()) == kubeconfig
+            && files.all(|(file, before)| stamp(file) == *before)
     }
 }
 
-/// A thread that builds a client.
-struct Building(JoinHandle<Result<Client, kube::Error>>);
+impl Clients {
+    /// Waits for the thread that builds a client, and starts one if there is none. Returns the client, and the files that it uses.
+    ///
+    /// # Errors
+    /// If the credentials cannot be read, or the thread takes too long. It then continues.
+    async fn build(&mut self, kubeconfig: Option<&Path>) -> Result<(Result<Client>, Files)> {
+        let Building { task, files } = match &mut self.building {
+            Some(building) => building,
+            None => self.building.insert(Building::start(kubeconfig).await?),
+        };
+        let built = timeout(REQUEST, task)
+            .await
+            .context("the exec plugin of the kubeconfig did not answer in time")
+            .context(NO_CLIENT)?;
+        let files = std::mem::take(files);
+        self.building = None;
+        let client = built.map_err(anyhow::Error::from);
+        let client = client.and_then(|client| Ok(client?)).context(NO_CLIENT);
+        Ok((client, files))
+    }
+}
 
-impl std::fmt::Debug for Building {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Building")
+impl Building {
+    /// Starts a thread that builds a client. It runs the exec plugin of the kubeconfig, which can wait for a network without an end. It
+    /// blocks the thread, so the next attempt waits for the same plugin.
+    async fn start(kubeconfig: Option<&Path>) -> Result<Self> {
+        let (mut config, files) = match kubeconfig {
+            Some(path) => read(path)
+                .await
+                .with_context(|| format!("cannot use the credentials in {path:?}"))?,
+            None => (
+                Config::incluster().context("cannot use the credentials of the pod")?,
+                Files::default(),
+            ),
+        };
+        config.connect_timeout = Some(CONNECT);
+        let task = spawn_blocking(move || build(config));
+        Ok(Self { task, files })
     }
 }
 
@@ -93,8 +156,7 @@ impl Access {
         Self {
             given: given.map(Path::to_owned),
             kubelet_dir: kubelet_dir.to_owned(),
-            built: Mutex::new(None),
-            building: Mutex::new(None),
+            clients: Mutex::default(),
         }
     }
 
@@ -135,43 +197,25 @@ impl Access {
     /// If the credentials cannot be read.
     pub async fn client(&self) -> Result<Client> {
         let path = self.kubeconfig()?;
-        let mut built = self.built.lock().await;
-        if let Some(Built { client, files }) = built.as_ref()
-            && files.first().map(|(first, _)| first) == path.as_ref()
-            && files.iter().all(|(file, before)| stamp(file) == *before)
+        let path = path.as_deref();
+        let mut clients = self.clients.lock().await;
+        if let Some(Built { client, files }) = &clients.built
+            && files.are_current(path)
         {
             return Ok(client.clone());
         }
-        let (config, files) = match &path {
-            Some(path) => read(path)
-                .await
-                .with_context(|| format!("cannot use the credentials in {path:?}"))?,
-            None => (
-                Config::incluster().context("cannot use the credentials of the pod")?,
-                Vec::new(),
-            ),
-        };
-        let client = self.client_of(config).await;
-        let client = client.context("cannot create a client of the API server")?;
-        *built = Some(Built {
+        let is_pending = clients.building.is_some();
+        let (mut client, mut files) = clients.build(path).await?;
+        // An earlier call has started the thread, and the files may have changed since.
+        if is_pending && !files.are_current(path) {
+            (client, files) = clients.build(path).await?;
+        }
+        let client = client?;
+        clients.built = Some(Built {
             client: client.clone(),
             files,
         });
         Ok(client)
-    }
-
-    /// Creates a client. This runs the exec plugin of the kubeconfig, which can wait for a network without an end. It blocks a thread, so
-    /// the next attempt waits for the same plugin.
-    async fn client_of(&self, mut config: Config) -> Result<Client> {
-        config.connect_timeout = Some(CONNECT);
-        let mut building = self.building.lock().await;
-        let Building(task) =
-            building.get_or_insert_with(|| Building(spawn_blocking(move || build(config))));
-        let built = timeout(REQUEST, task)
-            .await
-            .context("the exec plugin of the kubeconfig did not answer in time")?;
-        *building = None;
-        Ok(built??)
     }
 
     /// Returns the name of the node to which the credentials belong; without one, the host name.
@@ -234,29 +278,28 @@ pub(super) async fn in_time<T>(
         .context("the API server did not answer in time")
 }
 
-async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {
+async fn read(path: &Path) -> Result<(Config, Files)> {
+    // Each file is examined before it is read, so that a later change is noticed.
+    let mut files = Files::default();
+    files.add(path.to_owned());
     let kubeconfig = Kubeconfig::read_from(path)?;
     check_programs(path, &kubeconfig)?;
-    let mut files = vec![path.to_owned()];
-    for cluster in &kubeconfig.clusters {
-        if let Some(cluster) = &cluster.cluster {
-            files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
+    let clusters = kubeconfig.clusters.iter();
+    for cluster in clusters.filter_map(|named| named.cluster.as_ref()) {
+        if let Some(path) = &cluster.certificate_authority {
+            files.add(path.into());
         }
     }
-    for user in &kubeconfig.auth_infos {
-        if let Some(user) = &user.auth_info {
-            files.extend(user.client_certificate.as_ref().map(PathBuf::from));
-            files.extend(user.client_key.as_ref().map(PathBuf::from));
+    let users = kubeconfig.auth_infos.iter();
+    for user in users.filter_map(|named| named.auth_info.as_ref()) {
+        let paths = [&user.client_certificate, &user.client_key];
+        for path in paths.into_iter().flatten() {
+            files.add(path.into());
         }
-    }
-    let mut stamps = Vec::new();
-    for file in files {
-        let stamp = stamp(&file);
-        stamps.push((file, stamp));
     }
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
-    Ok((config, stamps))
+    Ok((config, files))
 }
 
 /// Checks that only root chooses the program that a kubeconfig names to get credentials, such as `aws` on EKS: this process runs it.
@@ -470,8 +513,39 @@ mod tests {
             started.elapsed()
         );
         assert!(
-            access.building.lock().await.is_some(),
+            access.clients.lock().await.building.is_some(),
             "the next attempt starts no other process"
         );
+    }
+    /// The kubelet gets a new kubeconfig while the exec plugin of the old one waits.
+    #[tokio::test]
+    async fn a_kubeconfig_that_changes_while_its_exec_plugin_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, go) = (dir.path().join("kubeconfig"), dir.path().join("go"));
+        let write = |namespace: &str, user: &str| {
+            let text = format!(
+                "{{apiVersion: v1, kind: Config, current-context: c, clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:1'}}}}], \
+                 contexts: [{{name: c, context: {{cluster: c, user: u, namespace: {namespace}}}}}], users: [{{name: u, user: {user}}}]}}"
+            );
+            fs::write(&path, text).unwrap();
+        };
+        let credentials = r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}"#;
+        let script = format!(
+            "until [ -e {} ]; do sleep 0.1; done; echo \"$ANSWER\"",
+            go.display()
+        );
+        let exec = serde_json::json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script],
+            "env": [{"name": "ANSWER", "value": credentials}],
+        }});
+        write("old", &exec.to_string());
+        let access = Access::new(Some(&path), dir.path());
+        assert!(access.client().await.is_err(), "it waits");
+        write("new", "{token: secret}");
+        fs::write(&go, "").unwrap();
+        for _ in 0..2 {
+            let client = access.client().await.unwrap();
+            assert_eq!(client.default_namespace(), "new");
+        }
     }
 }
