@@ -33,14 +33,14 @@ pub struct Resources {
     pub findings: Vec<Finding>,
 }
 
-/// Decides which resources the node offers. `unhealthy` returns why a GPU cannot be used, by UUID.
+/// Decides which resources the node offers. `unhealthy` returns why a part of a GPU cannot be used.
 #[must_use]
 pub fn resources(
     gpus: &[NodeGpu],
     numa_nodes: &NumaNodes,
     settings: &Plugin,
     limits: &Limits,
-    unhealthy: impl Fn(&str) -> Option<String>,
+    unhealthy: impl Fn(&NodeGpu, &OfferedPart<'_>) -> Option<String>,
 ) -> Resources {
     let (single, findings) = single_profile(gpus, settings);
     let separator = if has_gke_ids(settings) {
@@ -53,24 +53,24 @@ pub fn resources(
     for node_gpu in gpus {
         let gpu = &node_gpu.gpu;
         let numa_node = numa_nodes.get(&gpu.bus_id).copied();
-        let why = node_gpu.failure.clone().or_else(|| unhealthy(&gpu.uuid));
-        for (part, sharing) in offered_parts(node_gpu, settings, single) {
+        for part in offered_parts(node_gpu, settings, single) {
             let device = ResourceDevice {
                 id: if has_gke_ids(settings) {
-                    gke_id(gpu, part)
+                    gke_id(gpu, part.mig)
                 } else {
-                    uuid(gpu, part).to_owned()
+                    part.uuid.to_owned()
                 },
-                uuid: uuid(gpu, part).to_owned(),
+                uuid: part.uuid.to_owned(),
                 is_shared: false,
-                mps_replicas: sharing.mps_replicas(settings),
+                mps_replicas: part.mps_replicas,
                 gpu: gpu.uuid.clone(),
                 numa_node,
-                unhealthy: why.clone(),
+                unhealthy: unhealthy(node_gpu, &part),
             };
-            let devices = replicas(&device, sharing.replicas, separator);
-            if permit(limits, gpu, part) {
-                offered.entry(sharing.name).or_default().extend(devices);
+            let devices = replicas(&device, part.sharing.replicas, separator);
+            if permit(limits, gpu, part.mig) {
+                let devices_of_name = offered.entry(part.sharing.name).or_default();
+                devices_of_name.extend(devices);
             } else {
                 denied.extend(devices.into_iter().map(|device| device.id));
             }
@@ -93,10 +93,6 @@ fn has_gke_ids(settings: &Plugin) -> bool {
         .device_list_strategy
         .contains(&DeviceListStrategy::HostPath)
         && settings.device_id_strategy == DeviceIdStrategy::Index
-}
-
-fn uuid<'a>(gpu: &'a Gpu, part: Option<&'a MigDevice>) -> &'a str {
-    part.map_or(&gpu.uuid, |mig| &mig.uuid)
 }
 
 /// Returns the id of GKE's plugin, which is made from the name of the device node and the GPU instance: `nvidia0/gi1`. Several compute
@@ -127,15 +123,28 @@ pub fn parts<'a>(gpu: &'a NodeGpu, settings: &Plugin) -> Vec<Option<&'a MigDevic
     gpu.gpu.mig_devices.iter().map(Some).collect()
 }
 
-/// Returns the parts of a GPU that are offered, and how. `single` reports whether the MIG devices are offered as GPUs.
+/// A part of a GPU that is offered.
+#[derive(Clone, Debug)]
+pub struct OfferedPart<'a> {
+    /// `None` for the whole GPU
+    pub mig: Option<&'a MigDevice>,
+    /// The UUID of the MIG device or the GPU
+    pub uuid: &'a str,
+    /// How it is offered
+    pub sharing: Sharing,
+    /// How many containers share it as clients of its MPS daemon; `None` if it is not shared in this way
+    pub mps_replicas: Option<u32>,
+}
+
+/// Returns the parts of a GPU that are offered. `single` reports whether the MIG devices are offered as GPUs.
 pub(super) fn offered_parts<'a>(
     node_gpu: &'a NodeGpu,
     settings: &Plugin,
     single: bool,
-) -> Vec<(Option<&'a MigDevice>, Sharing)> {
+) -> Vec<OfferedPart<'a>> {
     let mut offered = Vec::new();
-    for part in parts(node_gpu, settings) {
-        let profile = match part {
+    for mig in parts(node_gpu, settings) {
+        let profile = match mig {
             None => None,
             Some(_) if settings.mig_strategy == MigStrategy::Single && !single => continue,
             Some(_) if single => None,
@@ -144,7 +153,13 @@ pub(super) fn offered_parts<'a>(
                 None => continue,
             },
         };
-        offered.push((part, sharing(&node_gpu.gpu.model, profile, settings)));
+        let sharing = sharing(&node_gpu.gpu.model, profile, settings);
+        offered.push(OfferedPart {
+            mig,
+            uuid: mig.map_or(&node_gpu.gpu.uuid, |mig| &mig.uuid),
+            mps_replicas: sharing.mps_replicas(settings),
+            sharing,
+        });
     }
     offered
 }
@@ -198,7 +213,7 @@ pub struct Sharing {
 
 impl Sharing {
     /// Returns how many containers share a device as clients of its MPS daemon; `None` if it is not shared in this way, or for claims.
-    pub(super) fn mps_replicas(&self, settings: &Plugin) -> Option<u32> {
+    fn mps_replicas(&self, settings: &Plugin) -> Option<u32> {
         if self.strategy == SharingStrategy::Mps && settings.interface == Interface::DevicePlugin {
             return Some(self.replicas);
         }
@@ -275,7 +290,7 @@ mod tests {
     use crate::settings::resources::{ResourceRow, SharedResource};
 
     fn offered(gpus: &[NodeGpu], settings: &Plugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
-        let resources = resources(gpus, &NumaNodes::new(), settings, limits, |_| None).offered;
+        let resources = resources(gpus, &NumaNodes::new(), settings, limits, |_, _| None).offered;
         let ids = |resource: Resource| {
             resource
                 .devices
@@ -378,7 +393,8 @@ mod tests {
             ],
         );
         settings.replicas = 2;
-        let resources = resources(&gpus, &NumaNodes::new(), &settings, &limits, |_| None).offered;
+        let resources =
+            resources(&gpus, &NumaNodes::new(), &settings, &limits, |_, _| None).offered;
         let devices = resources.iter().flat_map(|resource| &resource.devices);
         let found: Vec<_> = devices
             .map(|device| (device.id.as_str(), device.uuid.as_str()))
@@ -448,7 +464,8 @@ mod tests {
             (ours(Interface::Dra), None, None),
         ] {
             let limits = Limits::default();
-            let found = resources(&gpus, &NumaNodes::new(), &settings, &limits, |_| None).offered;
+            let found =
+                resources(&gpus, &NumaNodes::new(), &settings, &limits, |_, _| None).offered;
             for device in found.iter().flat_map(|resource| &resource.devices) {
                 let is_gpu = device.uuid == device.gpu;
                 let expected = if is_gpu { of_gpu } else { of_mig };
@@ -505,7 +522,7 @@ mod tests {
             ),
         ] {
             expect(&offered(gpus, &with(strategy), &none), expected);
-            let found = resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_| None);
+            let found = resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_, _| None);
             assert_eq!(!found.findings.is_empty(), finds, "{strategy:?}");
         }
     }
@@ -537,17 +554,23 @@ mod tests {
 
     #[test]
     fn every_id_of_a_failed_gpu_is_unhealthy() {
-        let mut gpus = [
+        let gpus = [
             gpu(0, "A", &["1g.5gb", "1g.5gb"]),
             gpu(1, "A", &["1g.5gb"]),
             gpu(2, "A", &[]),
         ];
-        gpus[2].failure = Some("lost".into());
         let settings = Plugin {
             replicas: 2,
             ..Plugin::default()
         };
-        let unhealthy = |uuid: &str| (uuid == "GPU-0").then(|| "XID 79".to_owned());
+        let unhealthy = |gpu: &NodeGpu, part: &OfferedPart<'_>| {
+            let why = match part.uuid {
+                "GPU-2" => "lost",
+                _ if gpu.gpu.uuid == "GPU-0" => "XID 79",
+                _ => return None,
+            };
+            Some(why.to_owned())
+        };
         let numa_nodes = [(gpus[1].gpu.bus_id, 1)].into();
         let resources =
             resources(&gpus, &numa_nodes, &settings, &Limits::default(), unhealthy).offered;

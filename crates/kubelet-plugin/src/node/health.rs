@@ -44,13 +44,10 @@ impl From<&Plugin> for Policy {
 pub enum GpuState {
     /// Containers can get it.
     Healthy,
-    /// Containers cannot get it.
-    Unhealthy {
-        /// The reason, such as `XID 79`
-        why: String,
-        /// When it stopped working
-        since: Instant,
-    },
+    /// The driver has not reported its state since this time.
+    Unknown(Instant),
+    /// Containers cannot get it since this time.
+    Failed(GpuFailure, Instant),
 }
 
 /// The health of all GPUs.
@@ -96,13 +93,24 @@ pub struct OpenError {
     pub is_stuck: bool,
 }
 
-/// An error that is known, for claims.
+/// An error that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuFailure {
     /// The reason, such as `XID 79`
     pub why: String,
     /// The driver as a whole does not answer, which does not prove that this GPU fails.
     pub driver_silent: bool,
+}
+
+impl GpuFailure {
+    /// Describes the failure of one GPU.
+    #[must_use]
+    pub fn of_gpu(why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            driver_silent: false,
+        }
+    }
 }
 
 /// An error that has not been overcome.
@@ -177,33 +185,21 @@ impl Health {
     /// Returns the state of the GPU with this UUID.
     #[must_use]
     pub fn state(&self, uuid: &str) -> GpuState {
-        let found = match (&self.driver, self.gpus.get(uuid)) {
-            (Some(driver), _) => Some(driver.clone()),
-            (None, Some(gpu)) => gpu
-                .problem()
-                .or_else(|| Some((UNKNOWN.to_owned(), gpu.unknown_since?))),
-            (None, None) => Some((UNKNOWN.to_owned(), self.started)),
-        };
-        found.map_or(GpuState::Healthy, |(why, since)| GpuState::Unhealthy {
-            why,
-            since,
-        })
-    }
-
-    /// Returns the error of the GPU with this UUID. Unlike with [`Self::state`], a GPU whose state has not been reported yet has none.
-    #[must_use]
-    pub fn failure(&self, uuid: &str) -> Option<GpuFailure> {
-        if let Some((why, _)) = &self.driver {
-            return Some(GpuFailure {
+        if let Some((why, since)) = &self.driver {
+            let failure = GpuFailure {
                 why: why.clone(),
                 driver_silent: true,
-            });
+            };
+            return GpuState::Failed(failure, *since);
         }
-        let gpu = self.gpus.get(uuid)?;
-        let (why, _) = gpu.problem()?;
-        let driver_silent = gpu.node_missing_since.is_none()
-            && gpu.trouble.as_ref().is_some_and(|it| it.driver_silent);
-        Some(GpuFailure { why, driver_silent })
+        let Some(gpu) = self.gpus.get(uuid) else {
+            return GpuState::Unknown(self.started);
+        };
+        match (gpu.failure(), gpu.unknown_since) {
+            (Some((failure, since)), _) => GpuState::Failed(failure, since),
+            (None, Some(since)) => GpuState::Unknown(since),
+            (None, None) => GpuState::Healthy,
+        }
     }
 
     /// Returns the errors that have not been overcome, by UUID.
@@ -359,9 +355,10 @@ impl Gpu {
         self.good.map(|good| good.max(trouble.last + quiet_period))
     }
 
-    fn problem(&self) -> Option<(String, Instant)> {
+    /// Returns the error that has not been overcome, and when it began.
+    fn failure(&self) -> Option<(GpuFailure, Instant)> {
         if let Some(since) = self.node_missing_since {
-            return Some(("its device node is missing".to_owned(), since));
+            return Some((GpuFailure::of_gpu("its device node is missing"), since));
         }
         let trouble = self.trouble.as_ref()?;
         let mut why = trouble.cause.clone();
@@ -371,7 +368,11 @@ impl Gpu {
         if self.is_stuck {
             why.push_str("; it failed again and again, and stays unhealthy until it is cleared");
         }
-        Some((why, trouble.since))
+        let failure = GpuFailure {
+            why,
+            driver_silent: trouble.driver_silent,
+        };
+        Some((failure, trouble.since))
     }
 }
 

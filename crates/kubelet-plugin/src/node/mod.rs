@@ -10,6 +10,7 @@ pub mod gpus;
 pub mod health;
 pub mod host;
 pub mod mps;
+pub mod obstacle;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,12 +27,11 @@ use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
 use crate::settings::Settings;
 use closeness::Closeness;
+use devices::OfferedPart;
 use gpus::{NodeGpu, NumaNodes};
 use health::{GpuFailure, GpuState, Health, OpenError, Policy};
 use mps::Mps;
-
-/// Why a GPU is unhealthy that the kernel lists, before NVML has answered.
-pub const NOT_ANSWERED: &str = "NVML has not answered yet";
+use obstacle::{NOT_ANSWERED, Obstacle};
 
 /// The state of the node at one time: the lists for the kubelet, and the data for Allocate and GetPreferredAllocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -167,8 +167,12 @@ impl Node {
     /// each of them.
     #[must_use]
     pub fn is_measured(&self) -> bool {
-        let is_unknown = |gpu: &NodeGpu| self.why_not(gpu).as_deref() == Some(health::UNKNOWN);
-        !self.gpus.iter().any(is_unknown)
+        for gpu in &self.gpus {
+            if self.obstacles(gpu, None).first() == Some(&Obstacle::Unknown) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Returns the limits in force.
@@ -205,23 +209,45 @@ impl Node {
         self.gpus = gpus;
     }
 
+    /// Returns why containers cannot use a GPU or a part of it, the reason to show first. Without a part, only the reasons of the GPU itself
+    /// are returned.
+    fn obstacles(&self, gpu: &NodeGpu, part: Option<&OfferedPart<'_>>) -> Vec<Obstacle> {
+        let mut found = Vec::new();
+        match &gpu.failure {
+            Some(why) if why == NOT_ANSWERED => found.push(Obstacle::NotAnswered),
+            Some(why) => found.push(Obstacle::Failure(GpuFailure::of_gpu(why))),
+            None => {}
+        }
+        match self.health.state(&gpu.gpu.uuid) {
+            GpuState::Healthy => {}
+            GpuState::Unknown(_) => found.push(Obstacle::Unknown),
+            GpuState::Failed(failure, _) => found.push(Obstacle::Failure(failure)),
+        }
+        let (uuid, replicas) = match part {
+            Some(part) => (Some(part.uuid), part.mps_replicas),
+            None => (None, None),
+        };
+        let why = uuid.and_then(|uuid| self.in_specs.why_unusable(uuid));
+        found.extend(why.map(Obstacle::NoCdiDevice));
+        let why = self.mps.why_unusable(&gpu.gpu, replicas);
+        found.extend(why.map(Obstacle::Mps));
+        found
+    }
+
     /// Returns the error of a GPU, for claims: a GPU about which nothing is known has none.
     #[must_use]
     pub fn failure(&self, gpu: &NodeGpu) -> Option<GpuFailure> {
-        // The kernel lists a GPU before NVML does.
-        let why = gpu.failure.as_ref().filter(|why| *why != NOT_ANSWERED);
-        let of_nvml = why.map(|why| GpuFailure {
-            why: why.clone(),
-            driver_silent: false,
-        });
-        let failure = of_nvml.or_else(|| self.health.failure(&gpu.gpu.uuid));
-        failure.or_else(|| {
-            let why = self.mps.why_prohibited(&gpu.gpu.uuid)?;
-            Some(GpuFailure {
-                why,
-                driver_silent: false,
-            })
-        })
+        for obstacle in self.obstacles(gpu, None) {
+            match obstacle {
+                // The kernel lists a GPU before NVML does.
+                Obstacle::NotAnswered | Obstacle::Unknown => {}
+                Obstacle::Failure(failure) => return Some(failure),
+                Obstacle::NoCdiDevice(why) | Obstacle::Mps(why) => {
+                    return Some(GpuFailure::of_gpu(why));
+                }
+            }
+        }
+        None
     }
 
     /// Returns the GPUs of the node.
@@ -272,43 +298,23 @@ impl Node {
             .collect()
     }
 
+    /// Returns why a GPU, or a part that is offered, cannot be used.
     fn why_not(&self, gpu: &NodeGpu) -> Option<String> {
-        if let Some(why) = &gpu.failure {
-            return Some(why.clone());
-        }
-        if let Some(why) = self.unhealthy(&gpu.gpu.uuid) {
-            return Some(why);
-        }
-        let mut why = None;
-        for part in devices::parts(gpu, &self.settings.plugin) {
-            let uuid = part.map_or(&gpu.gpu.uuid, |mig| &mig.uuid);
-            if limits::permit(&self.limits, &gpu.gpu, part) {
-                why = why.or_else(|| self.in_specs.why_unusable(uuid));
-            }
-        }
-        why.or_else(|| self.why_without_mps(gpu))
-    }
-
-    /// Returns why MPS does not let containers use a GPU.
-    fn why_without_mps(&self, gpu: &NodeGpu) -> Option<String> {
         let settings = &self.settings.plugin;
         let single = devices::is_single(&self.gpus, settings);
-        let mut why = self.mps.why_prohibited(&gpu.gpu.uuid);
-        for (part, sharing) in devices::offered_parts(gpu, settings, single) {
-            if limits::permit(&self.limits, &gpu.gpu, part)
-                && let Some(replicas) = sharing.mps_replicas(settings)
+        for part in devices::offered_parts(gpu, settings, single) {
+            if limits::permit(&self.limits, &gpu.gpu, part.mig)
+                && let Some(why) = self.first_obstacle(gpu, Some(&part))
             {
-                why = why.or_else(|| self.mps.why_unshared(&gpu.gpu, replicas));
+                return Some(why);
             }
         }
-        why
+        self.first_obstacle(gpu, None)
     }
 
-    fn unhealthy(&self, uuid: &str) -> Option<String> {
-        match self.health.state(uuid) {
-            GpuState::Healthy => None,
-            GpuState::Unhealthy { why, .. } => Some(why),
-        }
+    fn first_obstacle(&self, gpu: &NodeGpu, part: Option<&OfferedPart<'_>>) -> Option<String> {
+        let first = self.obstacles(gpu, part).into_iter().next();
+        first.map(Obstacle::into_why)
     }
 
     /// Returns since when a GPU cannot be used; `None` if it can, or if that is unknown.
@@ -316,7 +322,7 @@ impl Node {
     pub fn unhealthy_since(&self, uuid: &str) -> Option<Instant> {
         match self.health.state(uuid) {
             GpuState::Healthy => None,
-            GpuState::Unhealthy { since, .. } => Some(since),
+            GpuState::Unknown(since) | GpuState::Failed(_, since) => Some(since),
         }
     }
 
@@ -328,23 +334,13 @@ impl Node {
             &self.numa_nodes,
             &self.settings.plugin,
             &self.limits,
-            |uuid| self.unhealthy(uuid),
+            |gpu, part| self.first_obstacle(gpu, Some(part)),
         );
-        let mut offered = found.offered;
-        for device in offered
-            .iter_mut()
-            .flat_map(|resource| &mut resource.devices)
-        {
-            if device.unhealthy.is_none() {
-                let of_spec = self.in_specs.why_unusable(&device.uuid);
-                device.unhealthy = of_spec.or_else(|| self.why_unusable(device));
-            }
-        }
         let mut findings = self.findings.clone();
         findings.extend_from_slice(&self.features.1);
         findings.extend(found.findings);
         Offer {
-            resources: Arc::new(offered),
+            resources: Arc::new(found.offered),
             denied: found.denied,
             gpus: self.gpus.clone(),
             closeness: self.closeness.clone(),
@@ -355,12 +351,6 @@ impl Node {
             known: self.known.clone(),
             mps: Arc::clone(&self.mps.daemons),
         }
-    }
-
-    /// Returns why MPS does not let containers use a device.
-    fn why_unusable(&self, device: &ResourceDevice) -> Option<String> {
-        let gpu = self.gpus.iter().find(|gpu| gpu.gpu.uuid == device.gpu)?;
-        self.mps.why_unusable(&gpu.gpu, device)
     }
 }
 

@@ -9,8 +9,6 @@ use std::sync::Arc;
 use nvidia_host::inventory::Gpu;
 use nvidia_host::mps::{self, Daemon};
 
-use crate::model::ResourceDevice;
-
 /// The most clients of a daemon ("Client-Server Connection Limits" in NVIDIA's manual "Multi-Process Service"). The manual counts contexts
 /// for each device, and a container has one at least.
 const MAX_CLIENTS: u32 = 48;
@@ -41,23 +39,22 @@ impl Mps {
     }
 
     /// Returns why no container can have the GPU, whether it is shared or not; `None` without a daemon.
-    #[must_use]
-    pub fn why_prohibited(&self, gpu: &str) -> Option<String> {
+    fn why_prohibited(&self, gpu: &str) -> Option<String> {
         why_not_ready(self.daemon(gpu)?)
     }
 
-    /// Returns why no container can have a device of this GPU; `None` if it can.
+    /// Returns why containers cannot use a GPU. `replicas` is the number of those that are to share it with MPS; `None` if it is not shared in
+    /// this way.
     #[must_use]
-    pub fn why_unusable(&self, gpu: &Gpu, device: &ResourceDevice) -> Option<String> {
-        match device.mps_replicas {
+    pub fn why_unusable(&self, gpu: &Gpu, replicas: Option<u32>) -> Option<String> {
+        match replicas {
             Some(replicas) => self.why_unshared(gpu, replicas),
             None => self.why_prohibited(&gpu.uuid),
         }
     }
 
     /// Returns why this many containers cannot share the GPU.
-    #[must_use]
-    pub fn why_unshared(&self, gpu: &Gpu, replicas: u32) -> Option<String> {
+    fn why_unshared(&self, gpu: &Gpu, replicas: u32) -> Option<String> {
         if gpu.mig_enabled {
             let why = "MPS shares whole GPUs only, and the GPU is in MIG mode; disable MIG mode, or set sharing = \"time-slicing\"";
             return Some(why.to_owned());
@@ -245,17 +242,16 @@ pub(crate) mod tests {
 
     #[test]
     fn a_whole_gpu_with_a_daemon() {
-        let whole = ResourceDevice::default();
         let gpu = gpu(0, "A", &[]).gpu;
-        assert_eq!(Mps::default().why_unusable(&gpu, &whole), None);
-        assert_eq!(mps(Status::Ready, None).why_unusable(&gpu, &whole), None);
+        assert_eq!(Mps::default().why_unusable(&gpu, None), None);
+        assert_eq!(mps(Status::Ready, None).why_unusable(&gpu, None), None);
         // No program can use the GPU: the compute mode is PROHIBITED.
         for status in [
             Status::Starting,
             Status::Dead,
             Status::Failed(String::new()),
         ] {
-            assert!(mps(status, None).why_unusable(&gpu, &whole).is_some());
+            assert!(mps(status, None).why_unusable(&gpu, None).is_some());
         }
     }
 }

@@ -1,7 +1,9 @@
 use super::*;
 use crate::monitor::message::{EventKind, GpuEvent, Sample};
 use crate::node::gpus::tests::gpu;
+use crate::node::mps::tests::daemon;
 use nvidia_host::inventory::FailedGpu;
+use nvidia_host::mps::Status;
 use std::time::Duration;
 
 fn snapshot(gpus: &[NodeGpu], failed: Vec<FailedGpu>) -> Update {
@@ -154,4 +156,40 @@ fn a_gpu_that_the_driver_loses() {
     assert_eq!(node.offer().inventory().gpus.len(), 1);
     node.apply(&Update::LetGo, now);
     assert_eq!(unhealthy(&node).0.len(), 2);
+}
+
+/// Claims need a known error. Lists and `check` show the first reason, whatever it is.
+#[test]
+fn which_obstacles_count() {
+    let now = Instant::now();
+    let mut unanswered = gpu(0, "A", &[]);
+    unanswered.failure = Some(NOT_ANSWERED.to_owned());
+    let mut node = Node::new(Settings::default(), vec![unanswered], now);
+    let reasons = |node: &Node| {
+        let gpu = &node.gpus()[0];
+        let failure = node.failure(gpu).map(|failure| failure.why);
+        let offered = node.offer().devices().next().unwrap().unhealthy.clone();
+        assert_eq!(node.health()["GPU-0"], offered);
+        (failure, offered)
+    };
+    let text = |why: &str| Some(why.to_owned());
+    assert_eq!(reasons(&node), (None, text(NOT_ANSWERED)));
+    let error = OpenError {
+        cause: "XID 79".to_owned(),
+        since: now,
+        last: now,
+        driver_silent: false,
+        is_stuck: false,
+    };
+    node.restore([("GPU-0".to_owned(), error)].into(), now);
+    assert_eq!(reasons(&node), (text("XID 79"), text(NOT_ANSWERED)));
+    node.apply(&snapshot(&[gpu(0, "A", &[])], vec![]), now);
+    assert_eq!(reasons(&node), (text("XID 79"), text("XID 79")));
+    node.clear("GPU-0");
+    assert_eq!(reasons(&node), (None, text(health::UNKNOWN)));
+    node.apply(&good("GPU-0"), now);
+    assert_eq!(reasons(&node), (None, None));
+    node.set_mps(vec![daemon(Status::Dead, None)]);
+    let (failure, offered) = reasons(&node);
+    assert!(failure.is_some() && failure == offered, "{failure:?}");
 }

@@ -9,7 +9,8 @@ use crate::commands::role::Role;
 use crate::log::Log;
 use crate::monitor::message::Snapshot;
 use crate::monitor::update::{Driver, Update};
-use crate::node::{NOT_ANSWERED, Node, host};
+use crate::node::obstacle::NOT_ANSWERED;
+use crate::node::{Node, host};
 use crate::settings::Settings;
 
 /// How long the driver may take to answer before the devices are listed as unhealthy. A list from
