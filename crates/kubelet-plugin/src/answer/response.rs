@@ -13,7 +13,7 @@ use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::edits::facts::DeviceFacts;
 use nvidia_host::edits::{Wanted, decide};
 use nvidia_host::feature::Features;
-use nvidia_host::inventory::select::Device as HostDevice;
+use nvidia_host::inventory::select::{Device as HostDevice, devices_of};
 
 use super::layout::{self, Layout};
 use crate::model::{Refusal, Resource, ResourceDevice};
@@ -112,7 +112,8 @@ pub(super) fn by_uuid<'a>(
 ) -> Result<Vec<HostDevice<'a>>, Refusal> {
     let mut found: Vec<HostDevice<'a>> = Vec::new();
     for uuid in uuids {
-        let Some(host_device) = every_device(gpus).find(|known| known.uuid() == *uuid) else {
+        let mut known = gpus.iter().flat_map(|known| devices_of(&known.gpu));
+        let Some(host_device) = known.find(|known| known.uuid() == *uuid) else {
             let what = format!("{uuid} does not exist");
             let fix = "delete the pod; the kubelet chooses another device for the next one";
             return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, fix));
@@ -122,13 +123,6 @@ pub(super) fn by_uuid<'a>(
         }
     }
     Ok(found)
-}
-
-fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
-    gpus.iter().flat_map(|NodeGpu { gpu, .. }| {
-        let migs = gpu.mig_devices.iter();
-        std::iter::once(HostDevice::Gpu(gpu)).chain(migs.map(|mig| HostDevice::Mig(gpu, mig)))
-    })
 }
 
 /// What the facts for [`response`] must cover. The plugin does not know which capabilities the image requests, so it includes the nodes

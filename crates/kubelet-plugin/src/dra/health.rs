@@ -13,7 +13,6 @@ use tonic::{Request, Response, Status};
 use super::pool::Pool;
 use crate::kubelet::peers::PeerInfo;
 use crate::model::Refusal;
-use crate::proto::health::v1alpha1::dra_resource_health_server::DraResourceHealth;
 use crate::proto::health::{v1, v1alpha1};
 use v1alpha1::{
     DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest,
@@ -45,31 +44,25 @@ impl HealthService {
     }
 }
 
-#[tonic::async_trait]
-impl DraResourceHealth for HealthService {
-    type NodeWatchResourcesStream = Reports;
+/// Serves versions of the interface, which have the same messages.
+macro_rules! serve_versions {
+    ($($version:ident)*) => {$(
+        #[tonic::async_trait]
+        impl $version::dra_resource_health_server::DraResourceHealth for HealthService {
+            type NodeWatchResourcesStream = Reports;
 
-    async fn node_watch_resources(
-        &self,
-        request: Request<NodeWatchResourcesRequest>,
-    ) -> Result<Response<Reports>, Status> {
-        PeerInfo::keep(&request);
-        Ok(Response::new(self.reports()))
-    }
+            async fn node_watch_resources(
+                &self,
+                request: Request<NodeWatchResourcesRequest>,
+            ) -> Result<Response<Reports>, Status> {
+                PeerInfo::keep(&request);
+                Ok(Response::new(self.reports()))
+            }
+        }
+    )*};
 }
 
-#[tonic::async_trait]
-impl v1::dra_resource_health_server::DraResourceHealth for HealthService {
-    type NodeWatchResourcesStream = Reports;
-
-    async fn node_watch_resources(
-        &self,
-        request: Request<NodeWatchResourcesRequest>,
-    ) -> Result<Response<Reports>, Status> {
-        PeerInfo::keep(&request);
-        Ok(Response::new(self.reports()))
-    }
-}
+serve_versions! { v1alpha1 v1 }
 
 async fn send(
     service: HealthService,

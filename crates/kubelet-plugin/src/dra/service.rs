@@ -128,39 +128,29 @@ impl ClaimService {
     }
 }
 
-#[tonic::async_trait]
-impl v1::dra_plugin_server::DraPlugin for ClaimService {
-    async fn node_prepare_resources(
-        &self,
-        request: Request<v1::NodePrepareResourcesRequest>,
-    ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
-        Ok(Response::new(self.prepare(request.into_inner()).await))
-    }
+/// Serves versions of the interface, which have the same messages.
+macro_rules! serve_versions {
+    ($($version:ident)*) => {$(
+        #[tonic::async_trait]
+        impl $version::dra_plugin_server::DraPlugin for ClaimService {
+            async fn node_prepare_resources(
+                &self,
+                request: Request<v1::NodePrepareResourcesRequest>,
+            ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
+                Ok(Response::new(self.prepare(request.into_inner()).await))
+            }
 
-    async fn node_unprepare_resources(
-        &self,
-        request: Request<v1::NodeUnprepareResourcesRequest>,
-    ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
-        Ok(Response::new(Self::unprepare(request.into_inner())))
-    }
+            async fn node_unprepare_resources(
+                &self,
+                request: Request<v1::NodeUnprepareResourcesRequest>,
+            ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
+                Ok(Response::new(Self::unprepare(request.into_inner())))
+            }
+        }
+    )*};
 }
 
-#[tonic::async_trait]
-impl v1beta1::dra_plugin_server::DraPlugin for ClaimService {
-    async fn node_prepare_resources(
-        &self,
-        request: Request<v1::NodePrepareResourcesRequest>,
-    ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
-        Ok(Response::new(self.prepare(request.into_inner()).await))
-    }
-
-    async fn node_unprepare_resources(
-        &self,
-        request: Request<v1::NodeUnprepareResourcesRequest>,
-    ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
-        Ok(Response::new(Self::unprepare(request.into_inner())))
-    }
-}
+serve_versions! { v1 v1beta1 }
 
 /// Introduces the driver to the kubelet.
 #[derive(Clone, Debug)]

@@ -13,7 +13,6 @@ use super::series::{
     Accelerator, Labels, Metric, MetricKind, MetricSources, Series, add, gauge, holders,
 };
 use crate::kubelet::pods::PodContainer;
-use crate::monitor::message::More;
 use crate::settings::values::MetricsNames;
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
@@ -41,156 +40,52 @@ const XID_ERRORS: Metric = gauge(
 );
 
 /// A metric of a whole GPU, and its value.
-type Row = (Metric, fn(&Reading, &More) -> Option<f64>);
+type Row = (Metric, fn(&Reading) -> Option<f64>);
 
-const ROWS: [Row; 21] = [
-    (
-        gauge(
-            "DCGM_FI_DEV_SM_CLOCK",
-            "Clock of the multiprocessors in MHz",
-        ),
-        |_, more| more.sm_clock.map(f64::from),
-    ),
-    (
-        gauge("DCGM_FI_DEV_MEM_CLOCK", "Clock of the memory in MHz"),
-        |_, more| more.memory_clock.map(f64::from),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_MEMORY_TEMP",
-            "Temperature of the memory in degrees Celsius",
-        ),
-        |_, more| more.memory_temperature.map(float),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_GPU_TEMP",
-            "Temperature of the GPU in degrees Celsius",
-        ),
-        |reading, _| reading.temperature.map(f64::from),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_POWER_USAGE",
-            "Power that the GPU's board uses, in W",
-        ),
-        |reading, _| reading.watts(),
-    ),
-    (
-        counter(
-            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
-            "Energy in mJ since the driver was loaded",
-        ),
-        |_, more| more.energy.map(float),
-    ),
-    (
-        counter(
-            "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
-            "Number of PCIe packets that were sent again",
-        ),
-        |_, more| more.pcie_replays.map(float),
-    ),
-    (
-        gauge("DCGM_FI_DEV_GPU_UTIL", "Utilization of the GPU in percent"),
-        |reading, _| reading.newest_utilization().map(f64::from),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_MEM_COPY_UTIL",
-            "Percentage of time in which memory was read or written",
-        ),
-        |_, more| more.memory_utilization.map(f64::from),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_ENC_UTIL",
-            "Utilization of the encoder in percent",
-        ),
-        |_, more| more.encoder.map(f64::from),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_DEC_UTIL",
-            "Utilization of the decoder in percent",
-        ),
-        |_, more| more.decoder.map(f64::from),
-    ),
-    (
-        counter(
-            "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
-            "Rows that were remapped because of uncorrectable errors",
-        ),
-        |_, more| more.remapped_uncorrectable.map(float),
-    ),
-    (
-        counter(
-            "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
-            "Rows that were remapped because of correctable errors",
-        ),
-        |_, more| more.remapped_correctable.map(float),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_ROW_REMAP_FAILURE",
-            "1 if the remapping of a row has failed",
-        ),
-        |_, more| more.remap_failure.map(float),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_ROW_REMAP_PENDING",
-            "1 if a row will be remapped at the next reset of the GPU",
-        ),
-        |_, more| more.remap_pending.map(float),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS",
-            "Why the clocks are lower than they could be, as bits",
-        ),
-        |_, more| more.clock_reasons.map(float),
-    ),
+/// Returns rows of the type, the name, the help text and the value of a metric.
+macro_rules! rows {
+    (|$reading:ident| $($kind:ident $name:literal $help:literal = $value:expr;)*) => {
+        [$(($kind($name, $help), |$reading| $value)),*]
+    };
+}
+
+const ROWS: [Row; 21] = rows! { |reading|
+    gauge "DCGM_FI_DEV_SM_CLOCK" "Clock of the multiprocessors in MHz" = reading.more()?.sm_clock.map(f64::from);
+    gauge "DCGM_FI_DEV_MEM_CLOCK" "Clock of the memory in MHz" = reading.more()?.memory_clock.map(f64::from);
+    gauge "DCGM_FI_DEV_MEMORY_TEMP" "Temperature of the memory in degrees Celsius" =
+        reading.more()?.memory_temperature.map(float);
+    gauge "DCGM_FI_DEV_GPU_TEMP" "Temperature of the GPU in degrees Celsius" = reading.temperature.map(f64::from);
+    gauge "DCGM_FI_DEV_POWER_USAGE" "Power that the GPU's board uses, in W" = reading.watts();
+    counter "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" "Energy in mJ since the driver was loaded" = reading.more()?.energy.map(float);
+    counter "DCGM_FI_DEV_PCIE_REPLAY_COUNTER" "Number of PCIe packets that were sent again" =
+        reading.more()?.pcie_replays.map(float);
+    gauge "DCGM_FI_DEV_GPU_UTIL" "Utilization of the GPU in percent" = reading.newest_utilization().map(f64::from);
+    gauge "DCGM_FI_DEV_MEM_COPY_UTIL" "Percentage of time in which memory was read or written" =
+        reading.more()?.memory_utilization.map(f64::from);
+    gauge "DCGM_FI_DEV_ENC_UTIL" "Utilization of the encoder in percent" = reading.more()?.encoder.map(f64::from);
+    gauge "DCGM_FI_DEV_DEC_UTIL" "Utilization of the decoder in percent" = reading.more()?.decoder.map(f64::from);
+    counter "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS" "Rows that were remapped because of uncorrectable errors" =
+        reading.more()?.remapped_uncorrectable.map(float);
+    counter "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS" "Rows that were remapped because of correctable errors" =
+        reading.more()?.remapped_correctable.map(float);
+    gauge "DCGM_FI_DEV_ROW_REMAP_FAILURE" "1 if the remapping of a row has failed" = reading.more()?.remap_failure.map(float);
+    gauge "DCGM_FI_DEV_ROW_REMAP_PENDING" "1 if a row will be remapped at the next reset of the GPU" =
+        reading.more()?.remap_pending.map(float);
+    gauge "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS" "Why the clocks are lower than they could be, as bits" =
+        reading.more()?.clock_reasons.map(float);
     // The name since DCGM 3.3
-    (
-        gauge(
-            "DCGM_FI_DEV_CLOCKS_EVENT_REASONS",
-            "Why the clocks are lower than they could be, as bits",
-        ),
-        |_, more| more.clock_reasons.map(float),
-    ),
+    gauge "DCGM_FI_DEV_CLOCKS_EVENT_REASONS" "Why the clocks are lower than they could be, as bits" =
+        reading.more()?.clock_reasons.map(float);
     // The exporter calls it a counter, but DCGM has a rate.
-    (
-        gauge(
-            "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
-            "MB that the GPU sent and received through all NVLinks in a second",
-        ),
-        |reading, _| reading.nvlink_rate(),
-    ),
-    (
-        gauge(
-            "DCGM_FI_DEV_POWER_MGMT_LIMIT",
-            "Power that the GPU's board may use, in W",
-        ),
-        |_, more| {
-            more.power_limit
-                .map(|milliwatts| float(milliwatts) / 1000.0)
-        },
-    ),
-    (
-        counter(
-            "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
-            "Errors of the memory that were corrected since the driver was loaded",
-        ),
-        |_, more| more.ecc_corrected.map(float),
-    ),
-    (
-        counter(
-            "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
-            "Errors of the memory that could not be corrected since the driver was loaded",
-        ),
-        |_, more| more.ecc_uncorrected.map(float),
-    ),
-];
+    gauge "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL" "MB that the GPU sent and received through all NVLinks in a second" =
+        reading.nvlink_rate();
+    gauge "DCGM_FI_DEV_POWER_MGMT_LIMIT" "Power that the GPU's board may use, in W" =
+        Some(float(reading.more()?.power_limit?) / 1000.0);
+    counter "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL" "Errors of the memory that were corrected since the driver was loaded" =
+        reading.more()?.ecc_corrected.map(float);
+    counter "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" "Errors of the memory that could not be corrected since the driver was loaded" =
+        reading.more()?.ecc_uncorrected.map(float);
+};
 
 /// Returns all metrics, in the order of the output.
 pub fn metrics() -> impl Iterator<Item = Metric> {
@@ -219,13 +114,12 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
             gpu,
             uuid: &gpu.gpu.uuid,
         };
-        let more = reading.more.clone().unwrap_or_default();
-        let reserved = |uuid: &str| more.reserved.get(uuid).copied();
+        let reserved = |uuid: &str| reading.more()?.reserved.get(uuid).copied();
         let last_xid = facts.readings.last_xids.get(&gpu.gpu.uuid);
         let last_xid = last_xid.copied().unwrap_or_default();
         for labels in all_labels(facts, &holders, whole, version) {
             for (metric, value) in ROWS {
-                add(out, metric, &labels, value(reading, &more));
+                add(out, metric, &labels, value(reading));
             }
             add(out, XID_ERRORS, &labels, Some(float(last_xid)));
             // The memory belongs to the MIG devices, if there are any.

@@ -53,6 +53,12 @@ impl Reading {
         Some(f64::from(self.power?) / 1000.0)
     }
 
+    /// Returns what only metrics with DCGM's names contain, if it is measured.
+    #[must_use]
+    pub fn more(&self) -> Option<&More> {
+        self.more.as_deref()
+    }
+
     /// Returns the mean utilization of the last polls, in percent.
     #[must_use]
     pub fn utilization(&self) -> Option<f64> {

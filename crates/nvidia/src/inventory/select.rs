@@ -163,10 +163,13 @@ fn name_of_failed(minor: u32, inventory: &Inventory) -> String {
 
 /// Returns every device in NVML's order, each GPU before its MIG devices.
 pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
-    inventory.gpus.iter().flat_map(|gpu| {
-        let parts = gpu.mig_devices.iter().map(move |mig| Device::Mig(gpu, mig));
-        std::iter::once(Device::Gpu(gpu)).chain(parts)
-    })
+    inventory.gpus.iter().flat_map(devices_of)
+}
+
+/// Returns a GPU and then its MIG devices.
+pub fn devices_of(gpu: &Gpu) -> impl Iterator<Item = Device<'_>> {
+    let parts = gpu.mig_devices.iter().map(move |mig| Device::Mig(gpu, mig));
+    std::iter::once(Device::Gpu(gpu)).chain(parts)
 }
 
 /// Returns every device that `all` stands for: those that containers may have, without GPUs that
