@@ -25,81 +25,103 @@ pub fn plan(
     desired: &[ResourceSliceSpec],
     node: Option<&OwnerReference>,
 ) -> Vec<Action> {
-    let mut existing: Vec<&ResourceSlice> = existing.iter().collect();
-    existing.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    let pool = |slice: &&ResourceSlice| {
-        desired
-            .first()
-            .is_none_or(|spec| spec.pool.name == slice.spec.pool.name)
-    };
-    let (ours, others): (Vec<_>, Vec<_>) = existing.into_iter().partition(pool);
-    let is_current = ours.len() == desired.len()
-        && ours
-            .iter()
-            .all(|slice| slice.spec.pool.generation == generation(&ours))
-        && ours
-            .iter()
-            .zip(desired)
-            .all(|(slice, spec)| is_like(&slice.spec, spec));
+    let published = Published::new(existing, desired);
     let mut actions = Vec::new();
-    if !is_current {
-        let generation = generation(&ours) + 1;
+    if !published.is_current(desired) {
+        actions.extend(published.write(desired, node));
+        let superfluous = published.ours.iter().skip(desired.len());
+        actions.extend(superfluous.filter_map(|slice| delete(slice)));
+    }
+    actions.extend(published.others.iter().filter_map(|slice| delete(slice)));
+    actions
+}
+
+/// The slices of the driver on the API server, in the order of their names.
+struct Published<'a> {
+    /// The slices of the desired pool; all of them if the node has no devices
+    ours: Vec<&'a ResourceSlice>,
+    /// The slices of other pools
+    others: Vec<&'a ResourceSlice>,
+}
+
+impl<'a> Published<'a> {
+    fn new(existing: &'a [ResourceSlice], desired: &[ResourceSliceSpec]) -> Self {
+        let mut existing: Vec<&ResourceSlice> = existing.iter().collect();
+        existing.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+        let pool = desired.first().map(|spec| &spec.pool.name);
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for slice in existing {
+            if pool.is_none_or(|pool| *pool == slice.spec.pool.name) {
+                ours.push(slice);
+            } else {
+                others.push(slice);
+            }
+        }
+        Self { ours, others }
+    }
+
+    /// Whether our slices are of one generation and have the desired devices.
+    fn is_current(&self, desired: &[ResourceSliceSpec]) -> bool {
+        if self.ours.len() != desired.len() {
+            return false;
+        }
+        let newest = generation(&self.ours);
+        for (slice, spec) in self.ours.iter().zip(desired) {
+            if slice.spec.pool.generation != newest || !is_like(&slice.spec, spec) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns the actions that write a new generation.
+    fn write(&self, desired: &[ResourceSliceSpec], node: Option<&OwnerReference>) -> Vec<Action> {
+        let generation = generation(&self.ours) + 1;
+        let mut actions = Vec::new();
         for (at, spec) in desired.iter().enumerate() {
             let mut spec = spec.clone();
             spec.pool.generation = generation;
-            keep_times(&mut spec, &ours);
-            actions.push(match ours.get(at) {
-                Some(slice) => Action::Replace(Box::new(ResourceSlice {
-                    metadata: slice.metadata.clone(),
-                    spec,
-                })),
-                None => {
-                    let name = name(&spec, at, &ours);
-                    let owner_references = node.map(|node| vec![node.clone()]);
-                    let metadata = ObjectMeta {
-                        name: Some(name),
-                        owner_references,
-                        ..ObjectMeta::default()
-                    };
-                    Action::Create(Box::new(ResourceSlice { metadata, spec }))
-                }
-            });
+            keep_times(&mut spec, &self.ours);
+            if let Some(slice) = self.ours.get(at) {
+                let metadata = slice.metadata.clone();
+                actions.push(Action::Replace(Box::new(ResourceSlice { metadata, spec })));
+                continue;
+            }
+            let metadata = ObjectMeta {
+                name: Some(name(&spec, at, &self.ours)),
+                owner_references: node.map(|node| vec![node.clone()]),
+                ..ObjectMeta::default()
+            };
+            actions.push(Action::Create(Box::new(ResourceSlice { metadata, spec })));
         }
-        actions.extend(
-            ours.iter()
-                .skip(desired.len())
-                .filter_map(|slice| delete(slice)),
-        );
+        actions
     }
-    actions.extend(others.into_iter().filter_map(delete));
-    actions
 }
 
 /// Takes over what the existing slices have about the hardware of the devices. An earlier run has published it, and the kernel does not show
 /// it.
 pub fn keep_attributes(desired: &mut [ResourceSliceSpec], existing: &[ResourceSlice]) {
-    let uuid = |device: &Device| {
-        device
-            .attributes
-            .as_ref()
-            .and_then(|all| all.get("uuid")?.string.clone())
-    };
-    for device in desired
-        .iter_mut()
-        .flat_map(|spec| spec.devices.iter_mut().flatten())
-    {
-        let mut known = existing
-            .iter()
-            .flat_map(|slice| slice.spec.devices.iter().flatten());
-        if let Some(known) =
-            known.find(|known| known.name == device.name && uuid(known) == uuid(device))
-        {
-            device.attributes.clone_from(&known.attributes);
-            device.capacity.clone_from(&known.capacity);
-            // The capacity may have a request policy, which only a shared device can have.
-            device.allow_multiple_allocations = known.allow_multiple_allocations;
+    let known: Vec<&ResourceSlice> = existing.iter().collect();
+    for spec in desired {
+        for device in spec.devices.iter_mut().flatten() {
+            let is_it = |known: &&Device| known.name == device.name && uuid(known) == uuid(device);
+            if let Some(known) = published_devices(&known).find(is_it) {
+                device.attributes.clone_from(&known.attributes);
+                device.capacity.clone_from(&known.capacity);
+                // The capacity may have a request policy, which only a shared device can have.
+                device.allow_multiple_allocations = known.allow_multiple_allocations;
+            }
         }
     }
+}
+
+fn published_devices<'a>(slices: &[&'a ResourceSlice]) -> impl Iterator<Item = &'a Device> {
+    let devices = slices.iter().map(|slice| &slice.spec.devices);
+    devices.flatten().flatten()
+}
+
+fn uuid(device: &Device) -> Option<&str> {
+    device.attributes.as_ref()?.get("uuid")?.string.as_deref()
 }
 
 fn delete(slice: &ResourceSlice) -> Option<Action> {
@@ -108,39 +130,30 @@ fn delete(slice: &ResourceSlice) -> Option<Action> {
 
 /// Returns the newest generation.
 fn generation(slices: &[&ResourceSlice]) -> i64 {
-    slices
-        .iter()
-        .map(|slice| slice.spec.pool.generation)
-        .max()
-        .unwrap_or_default()
+    let generations = slices.iter().map(|slice| slice.spec.pool.generation);
+    generations.max().unwrap_or_default()
 }
 
 /// Whether the API server has this specification, apart from the generation and from what it adds.
 fn is_like(found: &ResourceSliceSpec, desired: &ResourceSliceSpec) -> bool {
     let mut found = found.clone();
     found.pool.generation = desired.pool.generation;
-    for taint in found
-        .devices
-        .iter_mut()
-        .flatten()
-        .flat_map(|device| device.taints.iter_mut().flatten())
-    {
-        taint.time_added = None;
+    for device in found.devices.iter_mut().flatten() {
+        for taint in device.taints.iter_mut().flatten() {
+            taint.time_added = None;
+        }
+        if device.taints.as_ref().is_some_and(Vec::is_empty) {
+            device.taints = None;
+        }
     }
-    let is_empty = |device: &mut Device| {
-        device.taints = device.taints.take().filter(|taints| !taints.is_empty());
-    };
-    found.devices.iter_mut().flatten().for_each(is_empty);
     found == *desired
 }
 
 /// A taint that exists keeps its time.
 fn keep_times(spec: &mut ResourceSliceSpec, slices: &[&ResourceSlice]) {
     for device in spec.devices.iter_mut().flatten() {
-        let before = slices
-            .iter()
-            .flat_map(|slice| slice.spec.devices.iter().flatten());
-        let Some(before) = before.into_iter().find(|before| before.name == device.name) else {
+        let mut published = published_devices(slices);
+        let Some(before) = published.find(|before| before.name == device.name) else {
             continue;
         };
         for taint in device.taints.iter_mut().flatten() {
@@ -155,20 +168,18 @@ fn keep_times(spec: &mut ResourceSliceSpec, slices: &[&ResourceSlice]) {
 /// Returns a name that is not in use. It does not depend on chance, so that a slice is not created twice if the answer of the API server is
 /// lost.
 fn name(spec: &ResourceSliceSpec, at: usize, used: &[&ResourceSlice]) -> String {
-    let is_used = |name: &str| {
-        used.iter()
-            .any(|slice| slice.metadata.name.as_deref() == Some(name))
-    };
-    let candidates = (at..).map(|number| {
+    let mut number = at;
+    loop {
         let suffix = format!("-{}-{number}", spec.driver);
         let mut node = spec.node_name.clone().unwrap_or_default();
         node.truncate(MAX_NAME.saturating_sub(suffix.len()));
-        format!("{}{suffix}", node.trim_end_matches(['.', '-']))
-    });
-    candidates
-        .into_iter()
-        .find(|name| !is_used(name))
-        .unwrap_or_default()
+        let name = format!("{}{suffix}", node.trim_end_matches(['.', '-']));
+        let mut used = used.iter();
+        if !used.any(|slice| slice.metadata.name.as_ref() == Some(&name)) {
+            return name;
+        }
+        number += 1;
+    }
 }
 
 #[cfg(test)]

@@ -108,39 +108,16 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
         ));
     };
     let (chosen, mut findings) = select::decide(request, inventory, config)?;
+    let (granted, withheld) = sort(chosen, known);
     let is_all = request.devices == VisibleDevices::All;
-    let mut granted = Vec::new();
-    let (mut denied, mut unnamed, mut missing) = (None, None, None);
-    for device in chosen {
-        // A deny list that was just added applies at once. One that was removed applies when the CDI
-        // spec has the devices: until then, the file may be incomplete or lost.
-        if !permitted(device, known.limits) {
-            denied = denied.or(Some(device));
-        } else if !has_name(device) {
-            unnamed = unnamed.or(Some(device));
-        } else if let Some(why) = known.in_specs.why_missing(device.uuid()) {
-            missing = missing.or(Some((device, why)));
-        } else {
-            granted.push(device);
-        }
-    }
-    let is_partial = is_all && !granted.is_empty();
-    if let Some(device) = denied
-        && !(is_all && (!granted.is_empty() || unnamed.is_some() || missing.is_some()))
-    {
-        return Err(not_yet(request, device));
-    }
     // "all" means all that the spec has.
-    if let Some((device, why)) = missing
-        && !is_partial
-    {
-        return Err(not_in_spec(request, device, &why));
-    }
-    // Compute programs cannot use a whole GPU in MIG mode.
-    if let Some(device) = unnamed
-        && !is_partial
-    {
-        return Ok(Grant::Unchanged(only_by_hook(device)));
+    if !is_all || granted.is_empty() {
+        let first = withheld
+            .into_iter()
+            .min_by_key(|device| device.rank(is_all));
+        if let Some(first) = first {
+            return first.into_grant(request);
+        }
     }
     if request.wanted()?.capabilities.has(Capability::Compute) {
         decide::shared(known.mps, &granted)?;
@@ -160,6 +137,56 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
         names.push(DEVICE_PLUGIN.imex_name(channel));
     }
     Ok(Grant::Devices(names, findings))
+}
+
+/// A device that was chosen, and that the plugin cannot give.
+enum Withheld<'d> {
+    /// The limits in force deny it, although config.toml allows it now.
+    Denied(Device<'d>),
+    /// The CDI spec lacks it, with this reason.
+    NotInSpec(Device<'d>, String),
+    /// CDI has no name for it.
+    OnlyByHook(Device<'d>),
+}
+
+/// Separates the devices that the container gets from the others.
+fn sort<'d>(chosen: Vec<Device<'d>>, known: Known<'_>) -> (Vec<Device<'d>>, Vec<Withheld<'d>>) {
+    let (mut granted, mut withheld) = (Vec::new(), Vec::new());
+    for device in chosen {
+        // A deny list that was just added applies at once. One that was removed applies when the CDI
+        // spec has the devices: until then, the file may be incomplete or lost.
+        if !permitted(device, known.limits) {
+            withheld.push(Withheld::Denied(device));
+        } else if !has_name(device) {
+            withheld.push(Withheld::OnlyByHook(device));
+        } else if let Some(why) = known.in_specs.why_missing(device.uuid()) {
+            withheld.push(Withheld::NotInSpec(device, why));
+        } else {
+            granted.push(device);
+        }
+    }
+    (granted, withheld)
+}
+
+impl Withheld<'_> {
+    /// Of several devices, the one with the lowest rank is reported. "all" does not request the denied ones in particular.
+    const fn rank(&self, is_all: bool) -> u8 {
+        match self {
+            Self::Denied(_) if !is_all => 0,
+            Self::NotInSpec(..) => 1,
+            Self::OnlyByHook(_) => 2,
+            Self::Denied(_) => 3,
+        }
+    }
+
+    fn into_grant(self, request: &GpuRequest) -> Result<Grant> {
+        match self {
+            Self::Denied(device) => Err(not_yet(request, device)),
+            Self::NotInSpec(device, why) => Err(not_in_spec(request, device, &why)),
+            // Compute programs cannot use a whole GPU in MIG mode.
+            Self::OnlyByHook(device) => Ok(Grant::Unchanged(only_by_hook(device))),
+        }
+    }
 }
 
 fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
