@@ -102,14 +102,14 @@ pub async fn check(
     all.extend_from_slice(findings);
     all.extend(choice.finding());
     let driver = incomplete_driver(settings, &node);
-    let asked = Asked {
+    let input = CheckInput {
         settings,
         choice,
         offer: &node.offer(),
         running: offered.as_ref().ok(),
         driver: driver.as_deref(),
     };
-    Ok(report(&asked, &all, offered))
+    Ok(report(&input, &all, offered))
 }
 
 /// Returns why the driver lacks a file that each container needs; `None` if it lacks none.
@@ -153,23 +153,23 @@ fn foresee_specs(settings: &Settings, node: &Node, is_running: bool) -> InSpecs 
 /// finds a missing device node. `findings` are added to the findings of the offer.
 #[must_use]
 pub fn report(
-    asked: &Asked<'_>,
+    input: &CheckInput<'_>,
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
 ) -> CheckReport<CheckDocument> {
-    let Asked {
+    let CheckInput {
         choice,
         offer,
         running,
         ..
-    } = *asked;
+    } = *input;
     let mut entries = Vec::new();
     for finding in findings.iter().chain(&offer.findings) {
         entries.push(finding.into());
     }
     let mut resources = Vec::new();
     for resource in offer.resources.iter() {
-        resources.push(asked.resource(resource));
+        resources.push(input.resource(resource));
     }
     if let Some(running) = running {
         if let Some(finding) = other_devices(offer, running) {
@@ -184,7 +184,7 @@ pub fn report(
     };
     let verdict = match offered {
         _ if offer.gpus.is_empty() => Verdict::fails("the node has no GPU"),
-        Ok(running) => asked.verdict(&resources, running),
+        Ok(running) => input.verdict(&resources, running),
         Err(error) => Verdict::of_unanswered(error),
     };
     let document = CheckDocument {
@@ -317,7 +317,7 @@ impl DeviceEntry {
 
 /// What the report is made of.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct CheckInput<'a> {
     /// The settings
     pub settings: &'a Settings,
     /// The strategy
@@ -330,7 +330,7 @@ pub struct Asked<'a> {
     pub driver: Option<&'a str>,
 }
 
-impl Asked<'_> {
+impl CheckInput<'_> {
     /// Decides whether a pod would start with a device of the running plugin.
     fn verdict(&self, resources: &[ResourceEntry], running: &Offered) -> Verdict {
         let verdict = of_kubelet(resources, running);

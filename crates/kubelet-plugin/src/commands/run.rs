@@ -19,7 +19,7 @@ use super::agent::Agent;
 use super::agent::outlets::Outlets;
 use super::agent::specs::Specs;
 use super::agent::state::NodeState;
-use super::control::{self, ControlCommand as Asked};
+use super::control::{self, ControlCommand};
 use super::role::{Role, SpecPaths};
 use crate::answer::allocator::{ClaimCheck, NodeAllocator};
 use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Kind};
@@ -55,7 +55,7 @@ pub async fn run(
     let keeper = Arc::new(Keeper::of_process());
     let signals = signals_of_the_end()?;
     let (updates, received) = mpsc::channel(64);
-    let (commands, asked) = mpsc::channel(1);
+    let (commands, received_commands) = mpsc::channel(1);
     let (status, registrations) = watch::channel(kubelet::Status::default());
     let latency = timed::latency();
 
@@ -106,7 +106,7 @@ pub async fn run(
         never = serve(metrics) => match never {},
         result = serve(control) => result,
         error = supervisor::supervise(monitor, updates) => Err(error),
-        () = agent.follow(received, asked) => Ok(ExitCode::SUCCESS),
+        () = agent.follow(received, received_commands) => Ok(ExitCode::SUCCESS),
         () = end => Ok(ExitCode::SUCCESS),
     }
 }
@@ -224,7 +224,7 @@ fn claims(
 /// Without the socket, `clear` does not work, and `check` does not show what the kubelet has.
 async fn serve_control(
     run_dir: &Path,
-    commands: mpsc::Sender<Asked>,
+    commands: mpsc::Sender<ControlCommand>,
     log: Log,
 ) -> Result<ExitCode> {
     let result = control::serve(run_dir, commands).await;

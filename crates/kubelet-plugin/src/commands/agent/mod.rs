@@ -21,7 +21,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use nvidia_host::config::Limits;
 
-use super::control::ControlCommand as Asked;
+use super::control::ControlCommand;
 use crate::cdi_specs::{Devices, VendorSpecs};
 use crate::log::Log;
 use crate::monitor::message::Snapshot;
@@ -87,7 +87,7 @@ impl Agent {
     pub async fn follow(
         &mut self,
         mut updates: mpsc::Receiver<Update>,
-        mut asked: mpsc::Receiver<Asked>,
+        mut commands: mpsc::Receiver<ControlCommand>,
     ) {
         self.list_kernel_gpus();
         self.state.find_mps_daemons();
@@ -106,7 +106,7 @@ impl Agent {
                     Some(update) => self.apply(update),
                     None => return,
                 },
-                Some(command) = asked.recv() => {
+                Some(command) = commands.recv() => {
                     // `check` reads the specs.
                     self.specs.restore(&mut self.state.node);
                     self.outlets.handle(command, &mut self.state, &self.specs);

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::specs::Specs;
 use super::state::NodeState;
 use crate::commands::claims::Claims;
-use crate::commands::control::ControlCommand as Asked;
+use crate::commands::control::ControlCommand;
 use crate::commands::observer::Observer;
 use crate::commands::offered::offered;
 use crate::commands::role::Role;
@@ -132,12 +132,12 @@ impl Outlets {
     }
 
     /// Executes a command. Its caller may have gone.
-    pub fn handle(&self, command: Asked, state: &mut NodeState, specs: &Specs) {
+    pub fn handle(&self, command: ControlCommand, state: &mut NodeState, specs: &Specs) {
         match command {
-            Asked::Clear(uuid, done) => {
+            ControlCommand::Clear(uuid, done) => {
                 done.send(state.node.clear(&uuid)).ok();
             }
-            Asked::Devices(done) => {
+            ControlCommand::Devices(done) => {
                 if let Some(kubelet) = &self.kubelet {
                     let now = (Instant::now(), SystemTime::now());
                     let list = kubelet.lists.borrow();
