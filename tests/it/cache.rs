@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use base::paths::HostPath;
+use base::sys::file_id::FileId;
 use base::tree::Tree;
-use nvidia_host::inventory::proc_entry::ProcEntry;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
@@ -388,7 +388,7 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
         let root = Tree::open(&HostPath::new(root)).unwrap();
         let entries = root.entries(Path::new("/fs/jbd2"), "");
         let of_journal = entries.iter().find(|(name, _)| *name == *journal);
-        ProcEntry::new(of_journal.unwrap().1.as_ref().unwrap())
+        FileId::from(of_journal.unwrap().1.as_ref().unwrap())
     };
     let host = Path::new("/proc");
     let attach = || sh(&format!("mount {device} '{mount}'")).ok();
@@ -402,7 +402,7 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
         seen.push(found);
         detach();
     }
-    let inodes: BTreeSet<u64> = seen.iter().map(|entry| entry.inode).collect();
+    let inodes: BTreeSet<u64> = seen.iter().map(|entry| entry.inode.number).collect();
     // If this ever changes, the number would suffice.
     assert!(inodes.len() < seen.len(), "procfs gives out numbers again");
     attach();

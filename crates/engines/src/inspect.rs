@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::paths::HostPath;
 use base::search_path;
+use base::sys::file_id::FileId;
 use base::sys::process;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
@@ -336,12 +337,9 @@ impl Versions {
 /// Returns the version that is stored for this file, or runs the program and stores its answer.
 fn stored_version(host: &Tree, program: &Path, dir: &RunDir) -> Result<Version, NoVersion> {
     let path = trusted(host, program).ok_or(NoVersion::Unknown)?;
-    let stat = rustix::fs::stat(path.as_path()).map_err(|_| NoVersion::Unknown)?;
     // An update of the program is another file, or at least has another time of change.
-    let file = format!(
-        "{}:{}:{}:{}:{}",
-        stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime, stat.st_ctime_nsec
-    );
+    let file = FileId::at(path.as_path()).map_err(|_| NoVersion::Unknown)?;
+    let file = file.to_string();
     let name = format!(
         "version-{}",
         program.file_name().unwrap_or_default().display()

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, bail};
 
 use base::paths::HostPath;
+use base::sys::file_id::FileId;
 use base::sys::mount::statmount;
 use cdi_spec::file::Format;
 use cdi_spec::spec::Spec;
@@ -284,7 +285,7 @@ struct SpecFile {
     /// The names of its devices, without the kind; empty if there is no such file
     names: Arc<BTreeSet<String>>,
     /// The version of the file that is known to have the devices
-    seen: Option<FileVersion>,
+    seen: Option<FileId>,
 }
 
 impl SpecFile {
@@ -302,7 +303,7 @@ impl SpecFile {
         if self.names.is_empty() {
             return false;
         }
-        let seen = FileVersion::of(&self.path);
+        let seen = FileId::at(&self.path).ok();
         if seen.is_some() && seen == self.seen {
             return false;
         }
@@ -314,26 +315,6 @@ impl SpecFile {
             self.seen = seen;
         }
         is_lost
-    }
-}
-
-/// Distinguishes the versions of a file without reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileVersion {
-    inode: u64,
-    size: u64,
-    /// Seconds and nanoseconds of the last change, also of the inode
-    changed: (i64, i64),
-}
-
-impl FileVersion {
-    fn of(path: &Path) -> Option<Self> {
-        let file = fs::metadata(path).ok()?;
-        Some(Self {
-            inode: file.ino(),
-            size: file.len(),
-            changed: (file.ctime(), file.ctime_nsec()),
-        })
     }
 }
 
@@ -562,7 +543,7 @@ impl VendorSpecs {
             .with_context(|| format!("cannot update the CDI specs in {:?}", self.dir))?;
         (self.features, self.imex_channels) = (features, channels);
         // No file is written if another program's has the devices.
-        files.retain(|file| FileVersion::of(&file.path).is_some());
+        files.retain(|file| FileId::at(&file.path).is_ok());
         self.extra = files;
         Ok(())
     }

@@ -12,7 +12,8 @@ const MAX_ENTRIES: usize = 400;
 /// How a created file is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// By its inode number
+    /// By its inode number, without the rest of its [`base::sys::file_id::FileId`]: the file is empty, so its times say nothing more, and
+    /// the device of an overlay is another one each time it is mounted
     Inode(u64),
     /// By its time: when the setup that created it was complete, in milliseconds since 1970. The file is not examined for this
     /// mark: the result of the call shows that the hook created the name.

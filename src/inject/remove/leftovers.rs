@@ -23,6 +23,7 @@ use std::rc::Rc;
 use rustix::fs::{FileType, OFlags, Stat};
 
 use base::paths::ContainerPath;
+use base::sys::file_id::{FileId, FileTime};
 use base::sys::in_root::Root;
 use nvidia_host::driver::{file_table, is_version, ldcache, ldconf};
 
@@ -63,21 +64,21 @@ pub(in crate::inject) fn is_created(entry: &Entry, stat: &Stat) -> bool {
         Mark::SetUp(end) => end,
     };
     let begin = end.saturating_sub(LONGEST_SETUP);
-    let modified = milliseconds(stat.st_mtime, stat.st_mtime_nsec);
+    let FileId {
+        modified, changed, ..
+    } = FileId::from(stat);
+    let modified = milliseconds(modified);
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
         return modified.is_some_and(|time| time >= begin);
     }
     let is_in_setup = |time: Option<u64>| time.is_some_and(|time| begin <= time && time <= end);
-    is_in_setup(milliseconds(stat.st_ctime, stat.st_ctime_nsec))
-        && (is_in_setup(modified) || is_copy(stat))
+    is_in_setup(milliseconds(changed)) && (is_in_setup(modified) || is_copy(stat))
 }
 
 /// Converts a time of a file to milliseconds since 1970; `None` for an earlier time.
-fn milliseconds(seconds: i64, nanoseconds: u64) -> Option<u64> {
-    u64::try_from(seconds)
-        .ok()?
-        .checked_mul(1000)?
-        .checked_add(nanoseconds / 1_000_000)
+fn milliseconds(time: FileTime) -> Option<u64> {
+    let since = time.since_1970()?;
+    u64::try_from(since.as_millis()).ok()
 }
 
 /// Returns the mount points of driver files that the runtime created for mounts in config.json. After the container has ended,

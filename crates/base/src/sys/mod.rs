@@ -8,6 +8,7 @@ mod build_id;
 pub mod child;
 pub mod confine;
 pub mod deadline;
+pub mod file_id;
 pub mod guarded;
 pub mod host_process;
 pub mod ids;

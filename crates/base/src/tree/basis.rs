@@ -3,28 +3,23 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, OFlags, Stat, Statx, StatxFlags};
+use rustix::fs::{AtFlags, OFlags, Stat, Statx};
 use serde::{Deserialize, Serialize};
 
 use super::{Tree, is_missing, lock};
+use crate::sys::file_id::{FileId, Inode};
 use crate::sys::mount::statmount::{Id, id_of};
-
-/// How long before the search the last change of a file must be. The clock of file systems stands still for up to a hundredth of a
-/// second, so a change that follows another one at once can leave the same time.
-const SETTLED: Duration = Duration::from_secs(1);
 
 /// The state of a file or directory. It differs after each change of the names in a directory or of the content of a file.
 ///
-/// The time of the last status change does not suffice: images of read-only file systems can have the same times everywhere, and one of
+/// The identity of the file does not suffice: images of read-only file systems can have the same times everywhere, and one of
 /// them can replace another in a mount (systemd-sysext). The id of a mount is not reused before the next boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct State {
     mount: u64,
-    device: (u32, u32),
-    inode: u64,
-    changed: (i64, u32),
+    file: FileId,
 }
 
 impl State {
@@ -35,17 +30,8 @@ impl State {
         };
         Some(Self {
             mount,
-            device: (stat.stx_dev_major, stat.stx_dev_minor),
-            inode: stat.stx_ino,
-            changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
+            file: FileId::from(stat),
         })
-    }
-
-    /// Whether the last change was before this time.
-    fn is_older_than(&self, time: SystemTime) -> bool {
-        let (seconds, nanoseconds) = self.changed;
-        let changed = u64::try_from(seconds).map(|seconds| Duration::new(seconds, nanoseconds));
-        changed.is_ok_and(|changed| UNIX_EPOCH + changed < time)
     }
 }
 
@@ -78,16 +64,7 @@ pub(super) struct Lookups {
 #[derive(Debug)]
 struct Found {
     path: PathBuf,
-    device: u64,
-    inode: u64,
-}
-
-impl Found {
-    /// Whether the path still leads to it.
-    fn is_in(&self, state: &State) -> bool {
-        let (major, minor) = state.device;
-        self.inode == state.inode && self.device == rustix::fs::makedev(major, minor)
-    }
+    inode: Inode,
 }
 
 impl Lookups {
@@ -95,8 +72,7 @@ impl Lookups {
     pub(super) fn found(&mut self, path: &Path, stat: &Stat) {
         self.present.push(Found {
             path: path.to_owned(),
-            device: stat.st_dev,
-            inode: stat.st_ino,
+            inode: Inode::from(stat),
         });
     }
 
@@ -163,7 +139,6 @@ impl Tree {
         if lookups.is_incomplete || !self.troubles().is_empty() {
             return None;
         }
-        let settled = start.checked_sub(SETTLED)?;
         let mut basis = Basis::default();
         let mut add = |consulted| basis.add(Basis(vec![consulted]));
         for path in &lookups.absent {
@@ -171,7 +146,8 @@ impl Tree {
         }
         for found in &lookups.present {
             let state = state(self, &found.path).ok()??;
-            if !found.is_in(&state) || !state.is_older_than(settled) {
+            // The path may lead to another file than at the lookup.
+            if state.file.inode != found.inode || !state.file.is_settled(start) {
                 return None;
             }
             add(Consulted::Present(found.path.clone(), state));
@@ -193,7 +169,7 @@ fn state(tree: &Tree, path: &Path) -> io::Result<Option<State>> {
         Ok(below) => below,
         Err(_) => path,
     };
-    let asked = StatxFlags::INO | StatxFlags::CTIME | Id::ASKED;
+    let asked = FileId::ASKED | Id::ASKED;
     let stat = rustix::fs::statx(tree.as_root(), below, AtFlags::empty(), asked)?;
     Ok(State::new(&stat))
 }
@@ -202,8 +178,10 @@ fn state(tree: &Tree, path: &Path) -> io::Result<Option<State>> {
 mod tests {
     use super::*;
     use crate::paths::HostPath;
+    use crate::sys::file_id::SETTLED;
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::time::{Duration, UNIX_EPOCH};
 
     /// A time after which everything has settled, so that no test has to wait.
     fn later() -> SystemTime {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::report::failure;
+use base::sys::file_id::FileId;
 use base::sys::guarded::is_trusted;
 use findings::catalog;
 use http_body_util::{LengthLimitError, Limited};
@@ -89,11 +90,11 @@ struct Building {
 
 /// The kubeconfig file and those that it names, as they were read; none with the credentials of the pod.
 #[derive(Default)]
-struct Files(Vec<(PathBuf, Option<Stamp>)>);
+struct Files(Vec<(PathBuf, Option<FileId>)>);
 
 impl Files {
     fn add(&mut self, path: PathBuf) {
-        let stamp = stamp(&path);
+        let stamp = identity(&path);
         self.0.push((path, stamp));
     }
 
@@ -101,7 +102,7 @@ impl Files {
     fn are_current(&self, kubeconfig: Option<&Path>) -> bool {
         let mut files = self.0.iter();
         self.0.first().map(|(first, _)| first.as_path()) == kubeconfig
-            && files.all(|(file, before)| stamp(file) == *before)
+            && files.all(|(file, before)| identity(file) == *before)
     }
 }
 
@@ -145,9 +146,6 @@ impl Building {
         Ok(Self { task, files })
     }
 }
-
-/// The identity of a file and of its content: device, inode, size, and the time of the last change in seconds and nanoseconds.
-type Stamp = (u64, u64, u64, i64, i64);
 
 impl Access {
     /// Creates the access with this kubeconfig file, or with the kubelet's.
@@ -332,15 +330,9 @@ fn build(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
-    let file = fs::metadata(path).ok()?;
-    Some((
-        file.dev(),
-        file.ino(),
-        file.size(),
-        file.mtime(),
-        file.mtime_nsec(),
-    ))
+/// Returns the identity of a file; `None` if it is missing or cannot be examined.
+fn identity(path: &Path) -> Option<FileId> {
+    FileId::at(path).ok()
 }
 
 /// Returns the text of an error: what the API server answered, or the causes of a connection that failed.

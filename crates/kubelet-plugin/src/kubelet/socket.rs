@@ -2,13 +2,14 @@
 
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use std::{fs, io};
 
 use anyhow::{Context, Result};
 use base::report::failure;
+use base::sys::file_id::Inode;
 use findings::catalog;
 use rustix::fs::Mode;
 use tokio::net::{UnixListener, UnixSocket};
@@ -25,12 +26,11 @@ const BACKLOG: u32 = 1024;
 const PREFIX: &str = "oci-nvidia-";
 const SUFFIX: &str = ".sock";
 
-/// Distinguishes a socket file from its successors at the same path: file systems reuse inode numbers. The times of a file change with
-/// touch(1), chmod(1) and restorecon(8), its birth does not.
+/// Distinguishes a socket file from its successors at the same path: file systems reuse inode numbers. The times in a
+/// [`base::sys::file_id::FileId`] change with touch(1), chmod(1) and restorecon(8), the birth of a file does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketId {
-    device: u64,
-    inode: u64,
+    file: Inode,
     /// `None` if the file system does not record it
     born: Option<SystemTime>,
 }
@@ -43,8 +43,7 @@ impl SocketId {
             .ok()
             .filter(|file| file.file_type().is_socket())?;
         Some(Self {
-            device: file.dev(),
-            inode: file.ino(),
+            file: Inode::from(&file),
             born: file.created().ok(),
         })
     }
@@ -53,13 +52,12 @@ impl SocketId {
     #[must_use]
     pub fn name(&self) -> String {
         let Self {
-            device,
-            inode,
+            file: Inode { device, number },
             born,
         } = self;
         let born = born.and_then(|born| born.duration_since(SystemTime::UNIX_EPOCH).ok());
         let nanoseconds = born.map(|born| born.as_nanos()).unwrap_or_default();
-        format!("{device:x}-{inode:x}-{nanoseconds:x}")
+        format!("{device:x}-{number:x}-{nanoseconds:x}")
     }
 }
 

@@ -4,9 +4,10 @@
 //! limits. A program that follows the files therefore compares two states, and does not take what is lost for a decision.
 
 use std::collections::BTreeMap;
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
+
+use base::sys::file_id::FileId;
 
 use super::files::{FILE, drop_in_dir, drop_ins};
 
@@ -16,21 +17,11 @@ pub struct FileStates {
     /// config.toml
     main: PathBuf,
     /// `None` if it is missing
-    main_state: Option<FileState>,
+    main_state: Option<FileId>,
     dir: PathBuf,
     has_dir: bool,
     /// The drop-in files, each without a state if it is a dangling link; `None` if the directory cannot be read
-    drop_ins: Option<BTreeMap<PathBuf, Option<FileState>>>,
-}
-
-/// The device and inode number, the size, and the times of the last changes of the content and of the inode, in seconds and nanoseconds.
-/// The last one changes with every write, rename, chmod(2) and chown(2), see inode(7).
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct FileState {
-    id: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+    drop_ins: Option<BTreeMap<PathBuf, Option<FileId>>>,
 }
 
 impl FileStates {
@@ -73,25 +64,14 @@ impl FileStates {
     }
 }
 
-fn with_state(path: PathBuf) -> (PathBuf, Option<FileState>) {
+fn with_state(path: PathBuf) -> (PathBuf, Option<FileId>) {
     let state = state(&path);
     (path, state)
 }
 
 /// Follows links, as `read` does: the files of a Kubernetes ConfigMap are links, and an update replaces their targets.
-fn state(path: &Path) -> Option<FileState> {
-    fs::metadata(path).ok().as_ref().map(FileState::from)
-}
-
-impl From<&Metadata> for FileState {
-    fn from(stat: &Metadata) -> Self {
-        Self {
-            id: (stat.dev(), stat.ino()),
-            size: stat.size(),
-            modified: (stat.mtime(), stat.mtime_nsec()),
-            changed: (stat.ctime(), stat.ctime_nsec()),
-        }
-    }
+fn state(path: &Path) -> Option<FileId> {
+    FileId::at(path).ok()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Finds the installed and loaded driver, and queries NVML for the inventory.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Error, Result};
 
@@ -17,7 +17,6 @@ use crate::driver::diagnosis;
 use crate::driver::platform::Platform;
 use crate::inventory::cache::{Cache, KernelView};
 use crate::inventory::fingerprint::uptime;
-use crate::inventory::proc_entry::seconds_since_1970;
 use crate::inventory::procfs::{self, KnownGpu};
 use crate::inventory::query::NvmlQuery;
 use crate::inventory::{Inventory, cap_files, identity};
@@ -145,7 +144,7 @@ impl Installed {
             cap_files::nodes_in_table(proc, &instances)
         };
         let module = self.parts.module.clone();
-        let (gpus, known_gpus) = procfs::gpus_with(proc, known, seconds_since_1970());
+        let (gpus, known_gpus) = procfs::gpus_with(proc, known, SystemTime::now());
         let state = HostState::with_gpus(roots, module, Some(&self.library), gpus, &instances);
         let of_instances = cap_files::nodes(dev, &instances, &caps);
         let fingerprint = state.fingerprint(sys, &of_instances);

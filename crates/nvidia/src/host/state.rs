@@ -8,6 +8,7 @@ use std::path::Path;
 use rustix::fs::{FileType, OFlags, Stat};
 
 use base::paths::{ContainerPath, HostPath};
+use base::sys::file_id::FileId;
 use base::sys::proc_file;
 use base::tree::Tree;
 
@@ -21,7 +22,6 @@ use crate::driver::pci::PCI_DEVICES;
 use crate::inventory::cap_files::{Instance, InstanceNode};
 use crate::inventory::caps::MigCap;
 use crate::inventory::fingerprint::Fingerprint;
-use crate::inventory::proc_entry::ProcEntry;
 use crate::inventory::procfs::{self, KernelGpu};
 use crate::inventory::{BusId, cap_files};
 
@@ -31,7 +31,8 @@ const CONTROL: &str = "nvidiactl";
 /// A device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostNode {
-    /// Its inode: a confined process can open only the nodes that existed when it was confined, and not another node of the same name
+    /// Its inode number: a confined process can open only the nodes that existed when it was confined, and not another node of the same
+    /// name. The times are left out, because writing to a device or changing its permissions makes no other node.
     pub inode: u64,
     /// RunAs can open it
     pub permissions: Permissions,
@@ -53,7 +54,7 @@ pub struct HostState {
     /// The GPU instances and compute instances
     pub instances: Vec<MigCap>,
     /// The identity of libnvidia-ml, if it was examined
-    pub library: Option<String>,
+    pub library: Option<FileId>,
 }
 
 impl HostState {
@@ -92,8 +93,7 @@ impl HostState {
         let state = Self::of_instances(module, gpus, instances);
         Self {
             nodes: nodes(&roots.dev, &state.gpus),
-            library: library
-                .and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
+            library: library.and_then(|library| FileId::at(library.as_path()).ok()),
             ..state
         }
     }
@@ -192,19 +192,10 @@ impl HostState {
             .ok()?;
         }
         for (Instance { cap, entry }, node) in mig {
-            let ProcEntry {
-                device,
-                inode,
-                changed,
-                nanoseconds,
-            } = (*entry)?;
+            let entry = (*entry)?;
             let access = node.map_or("?".to_owned(), access);
             is_whole &= node.is_some();
-            writeln!(
-                text,
-                "{cap:?} {device} {inode} {changed}.{nanoseconds} {access}"
-            )
-            .ok()?;
+            writeln!(text, "{cap:?} {entry} {access}").ok()?;
         }
         Some(Fingerprint { text, is_whole })
     }
@@ -269,20 +260,6 @@ fn access(permissions: Permissions) -> String {
 /// no such number.
 fn module_load() -> u64 {
     rustix::fs::stat("/sys/module/nvidia").map_or(0, |stat| stat.st_ino)
-}
-
-fn identity(stat: &Stat) -> String {
-    let Stat {
-        st_dev,
-        st_ino,
-        st_size,
-        st_mtime,
-        st_mtime_nsec,
-        st_ctime,
-        st_ctime_nsec,
-        ..
-    } = stat;
-    format!("{st_dev} {st_ino} {st_size} {st_mtime}.{st_mtime_nsec} {st_ctime}.{st_ctime_nsec}")
 }
 
 /// Whether a GPU responds on the PCI bus. If it has fallen off the bus, all bits of its registers are 1, but the module still lists it.

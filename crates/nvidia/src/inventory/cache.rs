@@ -22,8 +22,8 @@
 //!    (`nvGenerateSmcUuid`). The module creates an entry only when an instance is created, and removes it first when the instance is
 //!    destroyed (`osRmCapRegisterSmc*`, `osRmCapUnregister` in kernel_mig_manager.c). If the GPU is unloaded and loaded again, the entries
 //!    stay, and the instances return with the same engines (`kmigmgrRestoreFromPersistence`). Therefore the same entry is the same
-//!    instance with the same UUID. [`super::proc_entry::ProcEntry`] identifies an entry; an answer is not cached if one of them is
-//!    younger than a second at the query. MIG mode cannot change while there is an instance. A GPU in MIG mode without instances is
+//!    instance with the same UUID. [`super::procfs`] explains how an entry is identified; an answer is not cached if one of them
+//!    is younger than a second at the query. MIG mode cannot change while there is an instance. A GPU in MIG mode without instances is
 //!    not cached.
 //! 6. *GPUs respond*: the configuration space of each GPU can be read. For a GPU that has fallen off the bus, all bits are 1.
 //!
@@ -71,7 +71,7 @@ use crate::stored;
 /// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
 /// The kind of the file, with the number of its format.
-const KIND: &str = "inventory 5";
+const KIND: &str = "inventory 6";
 /// The number of seconds for which an inventory without a hanging GPU is cached.
 const BRIEFLY: u64 = 60;
 /// How long a process waits for a lock that is not required for correctness.

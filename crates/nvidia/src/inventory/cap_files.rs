@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::Path;
+use std::time::SystemTime;
 
+use base::sys::file_id::FileId;
 use base::tree::Tree;
 use rustix::fs::{FileType, Stat};
 
@@ -13,7 +15,6 @@ use crate::driver::access::Permissions;
 use crate::driver::nodes::CAPS;
 use crate::driver::params::{NodePolicy, field, parse_policy};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
-use crate::inventory::proc_entry::{ProcEntry, seconds_since_1970};
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::{Inventory, UnlistedMig};
 
@@ -90,8 +91,8 @@ pub fn parse(cap: MigCap, text: &str) -> Option<CapFile> {
 pub struct Instance {
     /// Its capability
     pub cap: MigCap,
-    /// Its directory; `None` if that cannot be examined
-    pub entry: Option<ProcEntry>,
+    /// Its directory, see [`crate::inventory::procfs`]; `None` if that cannot be examined
+    pub entry: Option<FileId>,
 }
 
 /// Returns the GPU instances, each before its compute instances. They are found by their directories, because the table of all
@@ -111,13 +112,13 @@ pub fn instances(proc: &Tree) -> Vec<Instance> {
             };
             instances.push(Instance {
                 cap: MigCap::GpuInstance(gpu, instance),
-                entry: stat.as_ref().map(ProcEntry::new),
+                entry: stat.as_ref().map(FileId::from),
             });
             for (name, stat) in proc.entries(&mig.join(name), "ci") {
                 if let Some(compute) = number(&name, "ci") {
                     instances.push(Instance {
                         cap: MigCap::ComputeInstance(gpu, instance, compute),
-                        entry: stat.as_ref().map(ProcEntry::new),
+                        entry: stat.as_ref().map(FileId::from),
                     });
                 }
             }
@@ -165,12 +166,22 @@ fn number(name: &OsStr, prefix: &str) -> Option<u32> {
 }
 
 /// The instances immediately before NVML was asked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AtQuery {
     /// The instances
     pub instances: Vec<Instance>,
-    /// The time of the query, in seconds since 1970
-    pub time: i64,
+    /// The time of the query
+    pub time: SystemTime,
+}
+
+impl Default for AtQuery {
+    /// A query of a host without instances.
+    fn default() -> Self {
+        Self {
+            instances: Vec::new(),
+            time: SystemTime::UNIX_EPOCH,
+        }
+    }
 }
 
 impl AtQuery {
@@ -179,14 +190,14 @@ impl AtQuery {
     pub fn now(proc: &Tree) -> Self {
         Self {
             instances: instances(proc),
-            time: seconds_since_1970(),
+            time: SystemTime::now(),
         }
     }
 
     /// Whether these were the same instances during the query, and later ones can be distinguished from them.
     #[must_use]
     pub fn is_certain(&self, after: &[Instance]) -> bool {
-        let is_settled = |entry: ProcEntry| entry.is_settled(self.time);
+        let is_settled = |entry: FileId| entry.is_settled(self.time);
         let mut instances = after.iter();
         self.instances == after && instances.all(|known| known.entry.is_some_and(is_settled))
     }
@@ -259,6 +270,10 @@ fn unlisted(gpu: u32, cap: MigCap, missing: &[CapNode]) -> Option<UnlistedMig> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use base::sys::file_id::{FileTime, Inode};
+
     use super::*;
     use base::paths::HostPath;
 
@@ -311,16 +326,21 @@ mod tests {
     fn instances_that_changed_during_the_query_are_uncertain() {
         let instance = |inode, changed| Instance {
             cap: MigCap::GpuInstance(0, 1),
-            entry: Some(ProcEntry {
-                device: 1,
-                inode,
-                changed,
-                nanoseconds: 999_999_999,
+            entry: Some(FileId {
+                inode: Inode {
+                    device: 1,
+                    number: inode,
+                },
+                changed: FileTime {
+                    seconds: changed,
+                    nanoseconds: 999_999_999,
+                },
+                ..FileId::default()
             }),
         };
-        let at = |time, instances: &[Instance]| AtQuery {
+        let at = |seconds, instances: &[Instance]| AtQuery {
             instances: instances.to_vec(),
-            time,
+            time: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
         };
         let (old, other) = (instance(1, 100), instance(2, 100));
         assert!(at(102, &[old]).is_certain(&[old]));

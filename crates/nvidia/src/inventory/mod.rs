@@ -13,7 +13,6 @@ pub mod merge;
 pub mod node_limits;
 pub mod notice;
 pub mod nvml;
-pub mod proc_entry;
 pub mod processes;
 pub mod procfs;
 pub mod query;

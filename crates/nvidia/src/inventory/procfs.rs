@@ -1,14 +1,22 @@
 //! Reads and parses the files of the kernel module below /proc/driver/nvidia.
+//!
+//! # The identity of a directory
+//!
+//! procfs gives an inode its times when it is first looked up, and drops it with the entry (`proc_misc_d_revalidate`). So the [`FileId`] of
+//! an entry that was removed and created again has other times. The number of the inode alone does not identify the entry, because procfs
+//! gives out the lowest free number. After the kernel has dropped its caches, the times of the same entry are others too. The size of a
+//! directory in procfs is always 0.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
+use base::sys::file_id::FileId;
 use base::tree::Tree;
 
 use super::BusId;
-use super::proc_entry::ProcEntry;
 use crate::driver::is_version;
 
 /// The directory of the kernel module.
@@ -158,7 +166,7 @@ fn read_gpu(root: &Tree, gpus: &Path, dir: OsString) -> Option<KernelGpu> {
 #[serde(deny_unknown_fields)]
 pub struct KnownGpu {
     dir: String,
-    entry: ProcEntry,
+    entry: FileId,
     minor: u32,
     uuid: String,
     model: Option<String>,
@@ -166,7 +174,7 @@ pub struct KnownGpu {
 
 impl KnownGpu {
     /// Returns `None` if more may become known about the GPU, or if its entry is so young that it could be confused with a later one.
-    fn new(gpu: &KernelGpu, entry: ProcEntry, now: i64) -> Option<Self> {
+    fn new(gpu: &KernelGpu, entry: FileId, now: SystemTime) -> Option<Self> {
         if gpu.excluded || !entry.is_settled(now) {
             return None;
         }
@@ -192,17 +200,16 @@ impl KnownGpu {
 }
 
 /// Like [`read_gpus`], but does not read the files of GPUs that an earlier process knew. Returns also what a later process need not read.
-/// `now` is in seconds since 1970.
 #[must_use]
 pub(crate) fn gpus_with(
     root: &Tree,
     known: &[KnownGpu],
-    now: i64,
+    now: SystemTime,
 ) -> (Vec<KernelGpu>, Vec<KnownGpu>) {
     let gpus = Path::new(DRIVER_PROC).join(GPUS);
     let (mut found, mut settled) = (Vec::new(), Vec::new());
     for (dir, stat) in root.entries(&gpus, "") {
-        let entry = stat.as_ref().map(ProcEntry::new);
+        let entry = stat.as_ref().map(FileId::from);
         let mut known = known.iter();
         let known = known.find(|gpu| *gpu.dir == *dir && Some(gpu.entry) == entry);
         if let Some(known) = known
@@ -276,8 +283,9 @@ mod tests {
         write(3, "GPU-????", "");
         write(4, "GPU-4", "GPU Excluded:\t Yes\n");
         let tree = Tree::open(&base::paths::HostPath::new(dir.path())).unwrap();
-        let now = crate::inventory::proc_entry::seconds_since_1970();
-        let (read, known) = gpus_with(&tree, &[], now + 9);
+        let now = SystemTime::now();
+        let later = now + std::time::Duration::from_secs(9);
+        let (read, known) = gpus_with(&tree, &[], later);
         assert_eq!(read, read_gpus(&tree));
         let dirs: Vec<&str> = known.iter().map(|gpu| gpu.dir.as_str()).collect();
         assert_eq!(dirs, ["0000:01:00.0", "0000:02:00.0"]);
@@ -291,7 +299,7 @@ mod tests {
         write(3, "GPU-3", "");
         std::fs::remove_dir_all(gpus.join("0000:02:00.0")).unwrap();
         write(2, "GPU-other", "");
-        let (again, known) = gpus_with(&tree, &known, now + 9);
+        let (again, known) = gpus_with(&tree, &known, later);
         let uuids: Vec<_> = again.iter().map(|gpu| gpu.uuid.as_deref()).collect();
         let expected = ["GPU-1", "GPU-other", "GPU-3", "GPU-4"].map(Some);
         assert_eq!(uuids, expected);

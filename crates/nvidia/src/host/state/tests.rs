@@ -1,3 +1,5 @@
+use base::sys::file_id::{FileTime, Inode};
+
 use super::*;
 use crate::cdi::stamp::tests::write;
 use crate::driver::elf::tests as elf;
@@ -133,7 +135,7 @@ fn sample() -> HostState {
             .map(|name| (name.to_owned(), node(44)))
             .into(),
         instances: Vec::new(),
-        library: Some("1 2 3".into()),
+        library: Some(FileId::default()),
     }
 }
 
@@ -167,7 +169,12 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
         ("boot", |state| state.boot = Some("c".into())),
         ("module", |state| state.module = Some("535.2".into())),
         ("load", |state| state.load = 8),
-        ("library", |state| state.library = Some("1 2 4".into())),
+        ("library", |state| {
+            state.library = Some(FileId {
+                size: 4,
+                ..FileId::default()
+            });
+        }),
         ("control node", |state| {
             _ = state.nodes.insert(CONTROL.into(), node(0))
         }),
@@ -246,12 +253,15 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
 fn the_fingerprint_has_the_entries_of_instances_and_who_can_open_their_nodes() {
     let dir = bus();
     let sys = Tree::open(&HostPath::new(dir.path())).unwrap();
-    let entry = ProcEntry {
-        device: 5,
-        inode: 6,
-        changed: 7,
-        nanoseconds: 8,
+    let entry = |device, number, seconds, nanoseconds| FileId {
+        inode: Inode { device, number },
+        changed: FileTime {
+            seconds,
+            nanoseconds,
+        },
+        ..FileId::default()
     };
+    let known = Some(entry(5, 6, 7, 8));
     let taken = |cap, entry, node: Option<u32>| {
         let permissions = node.map(|mode| Permissions {
             mode,
@@ -261,38 +271,24 @@ fn the_fingerprint_has_the_entries_of_instances_and_who_can_open_their_nodes() {
         sample().fingerprint(&sys, &[(Instance { cap, entry }, permissions)])
     };
     let cap = MigCap::GpuInstance(0, 1);
-    let same = || taken(cap, Some(entry), Some(0o444));
+    let same = || taken(cap, known, Some(0o444));
     let first = same().unwrap();
     assert!(first.is_whole && same() == Some(first.clone()));
     let mut texts = vec![first.text, sample().fingerprint(&sys, &[]).unwrap().text];
     for changed in [
-        taken(MigCap::ComputeInstance(0, 1, 0), Some(entry), Some(0o444)),
-        taken(cap, Some(ProcEntry { device: 6, ..entry }), Some(0o444)),
-        taken(cap, Some(ProcEntry { inode: 7, ..entry }), Some(0o444)),
-        taken(
-            cap,
-            Some(ProcEntry {
-                changed: 8,
-                ..entry
-            }),
-            Some(0o444),
-        ),
-        taken(
-            cap,
-            Some(ProcEntry {
-                nanoseconds: 9,
-                ..entry
-            }),
-            Some(0o444),
-        ),
-        taken(cap, Some(entry), Some(0o400)),
+        taken(MigCap::ComputeInstance(0, 1, 0), known, Some(0o444)),
+        taken(cap, Some(entry(6, 6, 7, 8)), Some(0o444)),
+        taken(cap, Some(entry(5, 7, 7, 8)), Some(0o444)),
+        taken(cap, Some(entry(5, 6, 8, 8)), Some(0o444)),
+        taken(cap, Some(entry(5, 6, 7, 9)), Some(0o444)),
+        taken(cap, known, Some(0o400)),
     ] {
         let text = changed.unwrap().text;
         assert!(!texts.contains(&text), "{text}");
         texts.push(text);
     }
     assert_eq!(taken(cap, None, Some(0o444)), None, "an unknown entry");
-    let without_node = taken(cap, Some(entry), None).unwrap();
+    let without_node = taken(cap, known, None).unwrap();
     assert!(!without_node.is_whole, "NVML does not list the device");
 }
 

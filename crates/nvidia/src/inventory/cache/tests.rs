@@ -1,16 +1,16 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use base::report::failure;
+use base::sys::file_id::{FileId, FileTime};
 use findings::catalog;
 
 use super::*;
 use crate::inventory::FailedGpu;
 use crate::inventory::cap_files::AtQuery;
 use crate::inventory::caps::MigCap;
-use crate::inventory::proc_entry::ProcEntry;
 use crate::inventory::select::tests::inventory;
 
 /// Two whole GPUs.
@@ -178,7 +178,7 @@ fn a_file_that_is_anything_else_is_replaced() {
     };
     let older = String::from_utf8(good.clone())
         .unwrap()
-        .replacen(" inventory 5 ", " inventory 0 ", 1)
+        .replacen(" inventory 6 ", " inventory 0 ", 1)
         .into_bytes();
     let unknown = String::from_utf8(good[header.len() + 17..].to_vec())
         .unwrap()
@@ -447,11 +447,12 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
 fn an_answer_is_not_kept_if_instances_changed_in_the_meantime() {
     let instance = Instance {
         cap: MigCap::GpuInstance(2, 5),
-        entry: Some(ProcEntry {
-            device: 1,
-            inode: 1,
-            changed: 100,
-            nanoseconds: 0,
+        entry: Some(FileId {
+            changed: FileTime {
+                seconds: 100,
+                nanoseconds: 0,
+            },
+            ..FileId::default()
         }),
     };
     let instances = [
@@ -490,7 +491,7 @@ fn an_answer_is_not_kept_if_instances_changed_in_the_meantime() {
             let ask = |_| {
                 let mig = AtQuery {
                     instances: before.clone(),
-                    time,
+                    time: SystemTime::UNIX_EPOCH + Duration::from_secs(time),
                 };
                 let answer = scene.ask(&answer, Duration::ZERO)?;
                 Ok(gather::NvmlAnswer { mig, ..answer })
