@@ -1,16 +1,14 @@
 //! Reads the configuration of the container engines of this host: which hooks they run, and with which runtime.
 //!
-//! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses a hook file with [`go_regexp`] and
-//! [`hook_args`], [`hooks`] reads
-//! all of them like the engine, [`hook_env`] finds those that get the environment of a container, and [`status`] decides whether the
-//! engine starts our hook. [`cdi`] knows which CDI specs an engine reads, [`cdi_check`] whether it can use them, and [`node`] which
-//! engine a Kubernetes node has. Environment variables that change an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are
-//! ignored: the program clears its environment, and an engine may run with another one.
+//! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] and [`hook_args`] parse a hook file,
+//! [`hooks`] reads all of them like the engine, [`hook_env`] finds those that get the environment of a container, and [`status`]
+//! decides whether the engine starts our hook. [`cdi`] knows which CDI specs an engine reads, [`cdi_check`] whether it can use them, and
+//! [`node`] which engine a Kubernetes node has. Environment variables that change an engine's files (`CONTAINERS_CONF`,
+//! `XDG_CONFIG_HOME`) are ignored: the program clears its environment, and an engine may run with another one.
 
 pub mod cdi;
 pub mod cdi_check;
 pub mod files;
-pub mod go_regexp;
 pub mod hook_args;
 pub mod hook_env;
 pub mod hook_file;
