@@ -8,7 +8,7 @@ use base::paths::HostPath;
 use base::report::Finding;
 use base::sys::confine::Identity;
 use base::tree::Located;
-use nvidia_host::config::{Config, PackageLeftover};
+use nvidia_host::config::Config;
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::feature::Feature;
@@ -40,8 +40,6 @@ pub struct Facts {
     pub has_drop_ins: bool,
     /// Whether the file with the commented defaults is installed
     pub has_defaults: bool,
-    /// Files of package managers with settings that are not in force
-    pub package_leftovers: Vec<PackageLeftover>,
     /// The log file in config.toml, and whether it is writable
     pub log: Option<(PathBuf, Result<(), String>)>,
     pub journal: bool,

@@ -7,18 +7,14 @@ use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 use super::check::{Check, or_ok};
 use super::driver::{group, may_open, owned};
 use super::facts::Facts;
-use super::inspect::{CONFIG, DEFAULTS};
+use super::inspect::DEFAULTS;
 use crate::record::log_file;
 use engines::EngineKind;
-use nvidia_host::config::{NodeAccess, PackageLeftover};
+use nvidia_host::config::NodeAccess;
 use nvidia_host::driver::access::Permissions;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
-    let mut outcomes: Vec<_> = facts
-        .package_leftovers
-        .iter()
-        .map(|saved| settings_without_effect(facts, saved))
-        .collect();
+    let mut outcomes = Vec::new();
     match &facts.config {
         Err(finding) => outcomes.push(Check::found(finding.clone())),
         Ok((config, findings)) => {
@@ -52,44 +48,6 @@ fn configuration(facts: &Facts) -> String {
         }
         (false, false, false) => "config.toml does not exist: the defaults are used".to_owned(),
     }
-}
-
-/// Returns the finding for a file that a package manager has saved.
-fn settings_without_effect(
-    facts: &Facts,
-    PackageLeftover { path, keys }: &PackageLeftover,
-) -> Check {
-    const MOST: usize = 8;
-    let more = match keys.len().saturating_sub(MOST) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let listed = keys
-        .iter()
-        .take(MOST)
-        .map(String::as_str)
-        .collect::<Vec<_>>()
-        .join(", ");
-    let what = format!("{path:?} contains settings that are not in force: {listed}{more}");
-    // The administrator's file, whose place is free.
-    let original = path.with_extension("");
-    let is_old = path
-        .extension()
-        .is_some_and(|suffix| suffix == "rpmsave" || suffix == "rpmorig" || suffix == "dpkg-old");
-    let fix = if is_old
-        && !facts.has_config
-        && original
-            .file_name()
-            .is_some_and(|name| name == "config.toml")
-    {
-        format!("mv {} {}", path.display(), original.display())
-    } else {
-        format!(
-            "move the settings that you need to a file in {CONFIG}.d, then run \"rm {}\"",
-            path.display()
-        )
-    };
-    Check::of(&catalog::SAVED_CONFIG, what, fix)
 }
 
 pub(super) fn log(facts: &Facts) -> Check {

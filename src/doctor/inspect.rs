@@ -86,7 +86,6 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         config_of_hooks: of_hooks,
         has_drop_ins: config::drop_ins(&on_host).is_ok_and(|files| !files.is_empty()),
         has_defaults: host.locate(Path::new(DEFAULTS)).is_ok(),
-        package_leftovers: config::package_leftovers(&on_host),
         engines,
         nvidias: nvidias_programs(host),
         second_writers: second_writers(host),

@@ -183,13 +183,6 @@ fn bad_config() {
             "supported-driver-capabilities = \"compute,typo\"\n",
             &["supported-driver-capabilities", "\"typo\""],
         ),
-        (
-            "[oci-nvidia-hook]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
-            &[
-                "line 2: accept-",
-                "is unknown in the table [oci-nvidia-hook]; it belongs above the first table",
-            ],
-        ),
     ] {
         std::fs::write(&path, text).unwrap();
         one_error(

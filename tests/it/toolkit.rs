@@ -89,7 +89,7 @@ fn zypper_removes_an_old_toolkit() {
             .unwrap()
             .contains("/usr/bin/oci-nvidia-hook")
     );
-    // rpm renames the edited file of a package that it removes. doctor reports it (ONH-113).
+    // rpm renames the edited file of a package that it removes.
     assert!(!config.exists());
     let page = std::fs::read_to_string(source("docs/migration.md")).unwrap();
     let (_, section) = page

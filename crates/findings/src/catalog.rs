@@ -286,9 +286,6 @@ kinds! {
     NO_GPU_HERE "ONH-112" Warning "a container starts without GPUs because the host has none"
         why "it requests `all`, and `no-gpu = \"start\"` in config.toml allows it to start"
         fix "set `no-gpu = \"error\"` if such containers must not start" see "kubernetes.md";
-    SAVED_CONFIG "ONH-113" Warning "a file next to config.toml contains settings that are not in force"
-        why "a package manager has saved the administrator's file under this name, or has not installed its own; the hook does not read the file"
-        fix "move the settings that you need to config.toml or to a file in `config.toml.d`, then remove the file that the message names" see "configuration.md";
     FEATURE_VALUE "ONH-115" Warning "a variable has no effect, because its value is unknown"
         why "`NVIDIA_GDS`, `NVIDIA_MOFED`, `NVIDIA_GDRCOPY` and `NVIDIA_NVSWITCH` request devices only with the value `enabled`, and `NVIDIA_DISABLE_REQUIRE` is `true` or `false`"
         fix "set the variable to the value that the message names, or remove it" see "usage.md";

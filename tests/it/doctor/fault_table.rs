@@ -107,18 +107,6 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Warning,
     ),
     (
-        "printf '[devices]\ndeny = [\"0\"]\n' >etc/nvidia-container-runtime/config.toml.rpmsave",
-        "config",
-        "ONH-113: \"/etc/nvidia-container-runtime/config.toml.rpmsave\" contains settings that are not in force: devices.deny",
-        Status::Warning,
-    ),
-    (
-        "echo 'disable-require = true' >etc/nvidia-container-runtime/config.toml.dpkg-dist",
-        "config",
-        "ONH-113: \"/etc/nvidia-container-runtime/config.toml.dpkg-dist\"",
-        Status::Warning,
-    ),
-    (
         "sed -i '/container-cli/a debug = \"/gone/log\"' etc/nvidia-container-runtime/config.toml",
         "log",
         "ONH-102",

@@ -19,7 +19,7 @@ use super::{Config, Table, parse_into};
 /// The default path.
 pub const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
 /// The size limit in bytes. NVIDIA's file has 2 KiB.
-pub(super) const MAX_SIZE: usize = 1 << 20;
+const MAX_SIZE: usize = 1 << 20;
 /// The owner that a user namespace shows for files of users that are not mapped. With a rootless engine, root is not mapped.
 const OVERFLOW_ID: u32 = 65534;
 

@@ -1,5 +1,5 @@
-//! Hints for invalid values and misplaced lines. The error already names the file, the line and the allowed values, so a hint suggests what to
-//! write instead, or names the page that describes the key.
+//! Hints for files that are not TOML, and for invalid values. The error already names the file, the line and the allowed values, so a
+//! hint suggests what to write instead, or names the page that describes the key.
 
 use toml::de::DeValue;
 

@@ -4,8 +4,6 @@
 mod file_states;
 mod files;
 mod hint;
-mod misplaced;
-mod package_leftovers;
 pub mod schema;
 pub mod sharing;
 pub mod user;
@@ -26,7 +24,6 @@ use crate::capability::{Capabilities, Capability};
 use crate::feature::Features;
 pub use file_states::FileStates;
 pub use files::{FILE, drop_ins, read, read_below, read_with};
-pub use package_leftovers::{PackageLeftover, package_leftovers};
 use schema::{Key, Meaning};
 pub use sharing::Sharing;
 pub use user::{UserSpec, resolve};
@@ -270,7 +267,7 @@ fn line_of(text: &str, at: usize) -> usize {
     before.split(|byte| *byte == b'\n').count()
 }
 
-/// The table of the device plugin, which knows its keys. The hook accepts all keys in it, unless they are misplaced keys of its own.
+/// The table of the device plugin, which knows its keys. The hook accepts all names in it that are not its own keys.
 const PLUGIN: &str = "kubelet-plugin";
 /// The keys that the hook and the device plugin have, each in a table of its own.
 const IN_BOTH: [&str; 1] = ["nvml-timeout"];
@@ -328,18 +325,8 @@ impl Reader<'_> {
                 (None, _)
                     if prefix == PLUGIN
                         && self.plugin.keys().is_none()
-                        && IN_BOTH.contains(&&**name) => {}
-                (None, value) => {
-                    match misplaced::place_of(&self.effective(), prefix, name, value) {
-                        Some(place) => {
-                            return Err(misplaced::error(
-                                self.text, self.path, &key, &place, value, at,
-                            ));
-                        }
-                        None if prefix == PLUGIN && self.plugin.keys().is_none() => {}
-                        None => self.unknown.push((key, at)),
-                    }
-                }
+                        && !is_key_of_hook(name) => {}
+                (None, _) => self.unknown.push((key, at)),
             }
         }
         Ok(())
@@ -367,17 +354,6 @@ impl Reader<'_> {
         keys.into_iter().map(|key| format!("{PLUGIN}.{key}"))
     }
 
-    /// Returns the keys that have an effect.
-    fn effective(&self) -> Vec<String> {
-        let mut keys = Vec::from_iter(self.plugin_keys());
-        for key in schema::KEYS {
-            if !matches!(key.meaning, Meaning::Unused(_)) {
-                keys.push(key.name.to_owned());
-            }
-        }
-        keys
-    }
-
     /// Returns the known key with the most similar name, if one is similar enough.
     fn nearest(&self, key: &str) -> Option<String> {
         let of_plugin = Vec::from_iter(self.plugin_keys());
@@ -400,6 +376,12 @@ impl Reader<'_> {
         }
         findings
     }
+}
+
+/// Returns whether only the hook has a key with this name, in some table, and the key has an effect.
+fn is_key_of_hook(name: &str) -> bool {
+    let has_name = |key: &Key| last(key.name) == name && !matches!(key.meaning, Meaning::Unused(_));
+    !IN_BOTH.contains(&name) && schema::KEYS.iter().any(has_name)
 }
 
 /// Stores a value. The error says which values are allowed.
@@ -472,22 +454,37 @@ mod tests {
             findings[0].what.contains("unknown key \"kubelet-plugin\""),
             "{findings:?}"
         );
-        // A lock that is appended to the file.
-        for (text, place) in [
+    }
+
+    #[test]
+    fn a_key_in_the_wrong_table_is_unknown() {
+        for (text, unknown, known) in [
             (
-                "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
-                "above the first table",
+                "[oci-nvidia-hook]\nrequire = \"warn\"\ndisable-require = true",
+                "line 3: unknown key \"oci-nvidia-hook.disable-require\"",
+                "did you mean disable-require?",
             ),
-            ("no-cgroups = true", "in the table [nvidia-container-cli]"),
             (
-                "[kubelet-plugin.devices]\ndeny = [\"0\"]",
-                "in the table [devices]",
+                "no-cgroups = true",
+                "line 1: unknown key \"no-cgroups\"",
+                "did you mean nvidia-container-cli.no-cgroups?",
+            ),
+            (
+                "[nvidia-container-cli]\ndeny = [\"0\"]",
+                "line 2: unknown key \"nvidia-container-cli.deny\"",
+                "did you mean devices.deny?",
+            ),
+            // The hook does not know the other keys of this table.
+            (
+                "[kubelet-plugin]\nreplicas = 2\nno-cgroups = true",
+                "line 3: unknown key \"kubelet-plugin.no-cgroups\"",
+                "did you mean nvidia-container-cli.no-cgroups?",
             ),
         ] {
-            let error = parsed(&format!("[kubelet-plugin]\n{text}\n"))
-                .unwrap_err()
-                .to_string();
-            assert!(error.contains(&format!("it belongs {place}")), "{error}");
+            let (_, findings) = parsed(text).unwrap();
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert!(findings[0].what.ends_with(unknown), "{findings:?}");
+            assert_eq!(findings[0].fix, known, "{text}");
         }
     }
 
