@@ -104,8 +104,9 @@ pub enum Command {
     ///
     /// Prints the GPUs and files that the hook would provide, or why it would provide none. The container is named as for why. If
     /// the name is "-", the command reads the container's OCI spec (config.json) or its state, which engines pass to hooks, from
-    /// stdin. The edits are the steps of the hook at prestart, or with --stage precreate the additions to config.json. The exit
-    /// status is 1 if the hook would fail.
+    /// stdin. The edits are the steps of the hook at prestart, or with --stage precreate the additions to config.json. What the
+    /// image and the volumes have at these paths is examined only when the container starts. The exit status is 1 if the hook would
+    /// fail.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook plan NAME\n  \
                             oci-nvidia-hook plan - < config.json\n  \

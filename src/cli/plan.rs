@@ -23,13 +23,13 @@ use nvidia_host::prepare::host::Foreseen;
 use nvidia_host::request::select;
 
 use super::args::{self, PlanStage};
-use super::plan_image::{self, Examined};
+use super::plan_image;
 use super::terminal::Terminal;
 use super::usage::usage_error;
 use super::{containers, hook_config, output};
 use crate::oci::{self, SpecView};
 use crate::plan::request::{self, Decision, GpuRequest};
-use crate::plan::{self, Container, Gpus, Live, Verdict};
+use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
 use crate::plan::{step, text};
 use crate::stages::{self, precreate, rootfs};
 use records::asked::RecordedRequest;
@@ -201,24 +201,33 @@ impl Preview {
         let root = root.as_ref().or(entry.root.as_ref());
         rootfs::check(&entry, spec, config, root)?;
         if !entry.only_checks() {
-            self.examined(plan_image::of_entries(entry, spec, pid)?, spec);
+            self.entry(plan_image::of_entries(entry, spec, pid)?, spec);
         }
         Ok(())
     }
 
-    /// Adds what a start would report about the files of the container.
-    fn examined(&mut self, examined: Examined, spec: &SpecView) {
-        self.unknown.extend(examined.unknown(&spec.rootfs));
-        for finding in examined.foreseen.findings {
+    /// Adds what a hook entry would report about the image.
+    fn entry(&mut self, examined: Option<Image>, spec: &SpecView) {
+        let image = self.image(examined, spec);
+        let findings = image.facts.finding().into_iter();
+        for finding in findings.chain(plan::newer_libcuda(&image)) {
             // At precreate, the hook and its entry report the same.
             if !self.findings.contains(&finding) {
                 self.findings.push(finding);
             }
         }
-        if let Some(error) = examined.foreseen.error {
-            self.decide(Effect::Error, error);
-            self.edits.clear();
+    }
+
+    /// Returns the properties of the image. Those of an image that cannot be examined are assumed.
+    fn image(&mut self, examined: Option<Image>, spec: &SpecView) -> Image {
+        if examined.is_none() {
+            self.unknown.push(format!(
+                "the files of the image: the root file system {:?} is not mounted here; \"podman mount\" mounts it for a \
+                 container that does not run",
+                spec.rootfs
+            ));
         }
+        examined.unwrap_or_default()
     }
 }
 
@@ -285,13 +294,12 @@ impl Preview {
 
     /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
-        let examined = plan_image::of_hook(gpus, spec, pid)?;
+        let image = self.image(plan_image::of_hook(gpus, spec, pid)?, spec);
         let Live {
             steps, findings, ..
-        } = gpus.steps(&Container::from_spec(spec)?, &examined.image);
+        } = gpus.steps(&Container::from_spec(spec)?, &image);
         self.findings.extend(findings);
         self.edits = steps.iter().map(step::describe).collect();
-        self.examined(examined, spec);
         Ok(())
     }
 
@@ -305,7 +313,7 @@ impl Preview {
             ..oci::spec_view::parse(text.as_bytes(), &spec.rootfs)?
         };
         if let Some(entry) = rootfs::all_entries(&edited) {
-            self.examined(plan_image::of_entries(entry, &edited, 0)?, spec);
+            self.entry(plan_image::of_entries(entry, &edited, 0)?, spec);
         }
         Ok(())
     }

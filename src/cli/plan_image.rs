@@ -5,132 +5,65 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use base::json;
-use base::report::{Finding, Kind, failure};
+use base::report::failure;
 use base::sys::child::{self, NoAnswer};
-use base::sys::in_root::Root;
 use findings::catalog;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::edits::placement::RootfsFacts;
 
 use crate::inject::container::OpenContainer;
-use crate::inject::foresee::{Foreseen, Foresight};
 use crate::oci::SpecView;
-use crate::plan::{Container, Gpus, Image, newer_libcuda};
+use crate::plan::{Gpus, Image};
 use crate::stages::rootfs;
 
 /// How long the examination may take. Usually it takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is known about the files of a container, and what a start would report about them.
-#[derive(Debug, Default)]
-pub(super) struct Examined {
-    pub image: Image,
-    pub foreseen: Foreseen,
-    /// Whether the root file system is empty or cannot be read
-    pub is_missing: bool,
-}
-
-/// Examines the container for the hook at prestart. `pid`: its process, or 0 if it has none.
+/// Examines the container for the hook at prestart. `pid`: its process, or 0 if it has none. Returns `None` if the root file system is
+/// empty or cannot be read.
 ///
 /// # Errors
 /// If there is no result in time.
-pub(super) fn of_hook(gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<Examined> {
-    let container = Container::from_spec(spec)?;
+pub(super) fn of_hook(gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<Option<Image>> {
     within_deadline(|| {
-        let Some(foresight) = foresight(spec, pid) else {
-            return Examined::missing();
-        };
+        let open = open(spec, pid)?;
         let libraries = gpus
             .compat_libraries()
-            .and_then(|(dir, driver, cuda)| foresight.compat_libraries(&dir, driver, cuda));
-        let image = Image {
-            facts: foresight.facts(),
+            .and_then(|(dir, driver, cuda)| open.compat_libraries(&dir, driver, cuda));
+        Some(Image {
+            facts: open.facts(),
             compat: libraries.unwrap_or_default(),
-        };
-        let steps = gpus.steps(&container, &image).steps;
-        Examined {
-            foreseen: foresight.steps(&steps),
-            image,
-            is_missing: false,
-        }
+        })
     })
 }
 
-/// Examines the container for the hook entries in its config.json.
+/// Examines the container for the hook entries in its config.json, like [`of_hook`].
 ///
 /// # Errors
 /// If there is no result in time.
-pub(super) fn of_entries(edits: RootfsEdits, spec: &SpecView, pid: i32) -> Result<Examined> {
+pub(super) fn of_entries(edits: RootfsEdits, spec: &SpecView, pid: i32) -> Result<Option<Image>> {
     within_deadline(|| {
         let edits = rootfs::resolve(edits, spec);
-        let Some(foresight) = foresight(spec, pid) else {
-            return Examined::missing();
-        };
-        let image = rootfs::image(&edits, foresight.facts(), |dir, driver, cuda| {
-            foresight.compat_libraries(dir, driver, cuda)
-        });
-        let mut foreseen = foresight.steps(&rootfs::steps(&edits, &image));
-        let mut findings = Vec::new();
-        findings.extend(image.facts.finding());
-        findings.extend(newer_libcuda(&image));
-        findings.append(&mut foreseen.findings);
-        Examined {
-            foreseen: Foreseen {
-                findings,
-                ..foreseen
-            },
-            image,
-            is_missing: false,
-        }
+        let open = open(spec, pid)?;
+        Some(rootfs::image(&edits, &open))
     })
 }
 
 /// Opens the root file system: of the process, or on the host. `None` if it is empty or cannot be read.
-fn foresight(spec: &SpecView, pid: i32) -> Option<Foresight<'_>> {
-    let waiting = if pid > 0 {
-        OpenContainer::open(pid, &spec.rootfs).ok()
-    } else {
-        None
-    };
-    if let Some(waiting) = waiting {
-        return Some(Foresight::new(waiting.into_rootfs(), spec, true));
+fn open(spec: &SpecView, pid: i32) -> Option<OpenContainer> {
+    if pid > 0
+        && let Ok(waiting) = OpenContainer::open(pid, &spec.rootfs)
+    {
+        return Some(waiting);
     }
-    if spec.rootfs == Path::new("/") || !OpenContainer::has_files(&spec.rootfs) {
-        return None;
-    }
-    let root = Root::open(&spec.rootfs).ok()?;
-    Some(Foresight::new(root, spec, false))
-}
-
-impl Examined {
-    fn missing() -> Self {
-        Self {
-            is_missing: true,
-            ..Self::default()
-        }
-    }
-
-    /// Returns what could not be examined, in words.
-    pub(super) fn unknown(&self, rootfs: &Path) -> Vec<String> {
-        let mut unknown = Vec::new();
-        if self.is_missing {
-            unknown.push(format!(
-                "the files of the image: the root file system {rootfs:?} is not mounted here; \
-                 \"podman mount\" mounts it for a container that does not run"
-            ));
-        }
-        for path in &self.foreseen.unknown {
-            unknown.push(format!("the files in {path:?}: its mount is not visible"));
-        }
-        unknown
-    }
+    let open = OpenContainer::here(&spec.rootfs).ok()?;
+    OpenContainer::has_files(&spec.rootfs).then_some(open)
 }
 
 /// The answer of the child.
@@ -138,27 +71,15 @@ impl Examined {
 struct Answer {
     facts: RootfsFacts,
     compat: BTreeSet<String>,
-    findings: Vec<Observation>,
-    error: Option<Observation>,
-    unknown: BTreeSet<PathBuf>,
-    is_missing: bool,
-}
-
-/// A finding.
-#[derive(Debug, Serialize, Deserialize)]
-struct Observation {
-    id: String,
-    what: String,
-    fix: String,
 }
 
 /// Returns the result of `examine`, which opens files of the container.
 ///
 /// # Errors
 /// If the result does not arrive in time, or the child process cannot be created.
-fn within_deadline(examine: impl FnOnce() -> Examined) -> Result<Examined> {
+fn within_deadline(examine: impl FnOnce() -> Option<Image>) -> Result<Option<Image>> {
     let spawned = child::spawn(|pipe| {
-        let answer = serde_json::to_string(&Answer::from(examine())).unwrap_or_default();
+        let answer = serde_json::to_string(&examine().map(Answer::from)).unwrap_or_default();
         child::report(pipe, format!("{answer}\n").as_bytes());
     });
     let line = spawned
@@ -176,67 +97,25 @@ fn within_deadline(examine: impl FnOnce() -> Examined) -> Result<Examined> {
             "find the file system that does not answer (FUSE, NFS): run \"findmnt\" in the container",
         )
     })?;
-    Ok(json::from_bytes::<Answer>(&line)?.into())
+    Ok(json::from_bytes::<Option<Answer>>(&line)?.map(Image::from))
 }
 
-impl From<Examined> for Answer {
-    fn from(examined: Examined) -> Self {
-        let Examined {
-            image,
-            foreseen,
-            is_missing,
-        } = examined;
-        let names = image.compat.into_iter().map(OsString::into_string);
+impl From<Image> for Answer {
+    fn from(Image { facts, compat }: Image) -> Self {
+        let names = compat.into_iter().map(OsString::into_string);
         Self {
-            facts: image.facts,
+            facts,
             compat: names.flatten().collect(),
-            findings: foreseen
-                .findings
-                .into_iter()
-                .map(Observation::from)
-                .collect(),
-            error: foreseen.error.map(Observation::from),
-            unknown: foreseen.unknown,
-            is_missing,
         }
     }
 }
 
-impl From<Answer> for Examined {
-    fn from(answer: Answer) -> Self {
+impl From<Answer> for Image {
+    fn from(Answer { facts, compat }: Answer) -> Self {
         Self {
-            image: Image {
-                facts: answer.facts,
-                compat: answer.compat.into_iter().map(OsString::from).collect(),
-            },
-            foreseen: Foreseen {
-                findings: answer.findings.into_iter().map(Finding::from).collect(),
-                error: answer.error.map(Finding::from),
-                unknown: answer.unknown,
-            },
-            is_missing: answer.is_missing,
+            facts,
+            compat: compat.into_iter().map(OsString::from).collect(),
         }
-    }
-}
-
-impl From<Finding> for Observation {
-    fn from(finding: Finding) -> Self {
-        Self {
-            id: finding.kind.id().to_owned(),
-            what: finding.what,
-            fix: finding.fix,
-        }
-    }
-}
-
-impl From<Observation> for Finding {
-    fn from(observation: Observation) -> Self {
-        let kind: Option<&'static Kind> = catalog::find(&observation.id);
-        Self::new(
-            kind.unwrap_or(&catalog::IN_THE_WAY),
-            observation.what,
-            observation.fix,
-        )
     }
 }
 
@@ -247,6 +126,7 @@ mod tests {
 
     #[test]
     fn an_answer_arrives_as_it_is() {
+        assert_eq!(within_deadline(|| None).unwrap(), None);
         for loader in [Loader::Glibc, Loader::Musl, Loader::None] {
             for compat32 in [Compat32::Lib, Compat32::Lib32, Compat32::Nowhere] {
                 let facts = RootfsFacts {
@@ -259,21 +139,8 @@ mod tests {
                     facts,
                     compat: ["libcuda.so.1", "a \"b\"\n"].map(OsString::from).into(),
                 };
-                let finding = Finding::new(&catalog::HIDDEN, "a\nb", "c");
-                let examined = within_deadline(|| Examined {
-                    image: image.clone(),
-                    foreseen: Foreseen {
-                        findings: vec![finding.clone()],
-                        error: Some(finding.clone()),
-                        unknown: BTreeSet::from(["/x".into()]),
-                    },
-                    is_missing: true,
-                })
-                .unwrap();
-                assert_eq!(examined.image, image);
-                assert_eq!(examined.foreseen.findings, std::slice::from_ref(&finding));
-                assert_eq!(examined.foreseen.error, Some(finding));
-                assert_eq!(examined.unknown(Path::new("/r")).len(), 2);
+                let answer = within_deadline(|| Some(image.clone())).unwrap();
+                assert_eq!(answer, Some(image));
             }
         }
     }

@@ -9,7 +9,6 @@
 //! |---|---|
 //! | [`prepare`](mod@prepare) | opens the source of each step on the host |
 //! | [`mod@apply`] | applies steps inside the container's mount namespace |
-//! | [`foresee`] | what a start would report, for `plan` |
 //! | [`container`] | the container: its root, its /dev, its mounts and its linker cache |
 //! | [`layer`] | covers directories that cannot be changed |
 //! | [`remove`] | removes created names, after a failure and at poststop |
@@ -18,7 +17,6 @@
 mod apply;
 pub(crate) mod container;
 mod files;
-pub(crate) mod foresee;
 mod layer;
 pub(crate) mod prepare;
 pub(crate) mod remove;

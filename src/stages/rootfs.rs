@@ -1,7 +1,6 @@
 //! `rootfs`, the hook entry in generated CDI specs: does what an engine cannot do. Its arguments contain all steps; the host is
 //! not inspected.
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,7 +18,6 @@ use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::driver::compat;
 use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
-use nvidia_host::edits::placement::RootfsFacts;
 use nvidia_host::host::{Host, Roots};
 use nvidia_host::inventory::procfs;
 
@@ -66,9 +64,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     // The source of a mount may be on a file system that does not answer.
     let edits = resolve(edits, &spec);
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
-    let image = image(&edits, open.facts(), |dir, driver, cuda| {
-        open.compat_libraries(dir, driver, cuda)
-    });
+    let image = image(&edits, &open);
     call.findings(&image.facts.finding());
     call.findings(&plan::newer_libcuda(&image));
     let steps = steps(&edits, &image);
@@ -153,26 +149,21 @@ pub(crate) fn resolve(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     edits.resolve(|node| has_node(spec, &node.absolute()))
 }
 
-/// Returns the properties of the image on which the steps depend. `libraries` returns the image's CUDA compatibility libraries in a
-/// directory, if they are to be used with this driver and its CUDA version.
-pub(crate) fn image(
-    edits: &RootfsEdits,
-    facts: RootfsFacts,
-    libraries: impl FnOnce(&ContainerPath, &str, &str) -> Option<BTreeSet<OsString>>,
-) -> Image {
-    let mut compat = None;
+/// Returns the properties of the image on which the steps depend.
+pub(crate) fn image(edits: &RootfsEdits, open: &OpenContainer) -> Image {
+    let mut libraries = None;
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR))
     {
-        compat = libraries(&dir, driver, cuda);
+        libraries = open.compat_libraries(&dir, driver, cuda);
     }
     Image {
-        facts,
-        compat: compat.unwrap_or_default(),
+        facts: open.facts(),
+        compat: libraries.unwrap_or_default(),
     }
 }
 
 /// Returns the steps of hook entries.
-pub(crate) fn steps(edits: &RootfsEdits, image: &Image) -> Vec<Step> {
+fn steps(edits: &RootfsEdits, image: &Image) -> Vec<Step> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     let mut steps = rootfs::steps(edits, image.facts, files);
     if let (Some(_), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {

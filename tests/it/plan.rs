@@ -63,6 +63,16 @@ fn stdin_is_config_json_or_a_state() {
         "{texts:?}"
     );
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:#?}");
+    // No engine has mounted the image.
+    for says in [
+        "\nnot checked: the files of the image: the root file system ",
+        "\nnot checked: what the container has at these paths; ",
+    ] {
+        assert!(texts[0].contains(says), "{texts:?}");
+    }
+    let document = plan(&["--config", config, "--json"], &spec).ok();
+    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+    assert_eq!(document["unknown"].as_array().map(Vec::len), Some(1));
     // At precreate, config.json is edited.
     let precreate = plan(&["--config", config, "--stage", "precreate"], &spec).ok();
     assert_eq!(precreate.lines().next(), texts[0].lines().next());

@@ -36,8 +36,15 @@ pub(super) fn lines(preview: &Preview) -> Vec<Line> {
     for what in &preview.unknown {
         lines.push(item("not checked: ", what));
     }
+    if !preview.edits.is_empty() {
+        lines.push(item("not checked: ", ONLY_AT_THE_START));
+    }
     lines
 }
+
+/// What no preview examines.
+const ONLY_AT_THE_START: &str =
+    "what the container has at these paths; the hook examines that at the start";
 
 /// Describes what the hook would do and why, with the finding that decides it.
 fn outcome_lines(preview: &Preview, decisive: Option<&Finding>) -> Vec<Line> {

@@ -1,6 +1,6 @@
 //! Decides what a step does, from what is at its path in the container. Pure.
 //!
-//! [`apply`](mod@super::super::apply) acts on these decisions. [`foresee`](crate::inject::foresee) derives from them what a start would report.
+//! [`apply`](mod@super::super::apply) acts on these decisions.
 
 use std::path::Path;
 

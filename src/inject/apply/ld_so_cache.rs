@@ -83,7 +83,7 @@ impl Applier {
 }
 
 /// Returns the directories of these libraries, with the directory of libcuda first: with CUDA compatibility libraries, it is the image's.
-pub(in crate::inject) fn directories(entries: &[CacheEntry]) -> Vec<ContainerPath> {
+fn directories(entries: &[CacheEntry]) -> Vec<ContainerPath> {
     let mut dirs = Vec::new();
     let is_cuda = |entry: &&CacheEntry| entry.soname == "libcuda.so.1";
     for entry in entries.iter().filter(is_cuda).chain(entries) {

@@ -185,7 +185,7 @@ impl Applier {
 
 /// How the image's configuration comes to include the drop-in file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::inject) enum IncludeAt {
+enum IncludeAt {
     Present,
     InNewFile,
     /// With a line in the image's file
@@ -194,11 +194,10 @@ pub(in crate::inject) enum IncludeAt {
     Nowhere(&'static str),
 }
 
-pub(in crate::inject) const NOT_INCLUDED: &str =
-    "its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\"";
+const NOT_INCLUDED: &str = "its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\"";
 
 /// Decides how the image's configuration includes the drop-in file.
-pub(in crate::inject) const fn include_at(
+const fn include_at(
     has_own_etc: bool,
     has_own_drop_ins: bool,
     configured: &Configured,
@@ -218,7 +217,7 @@ pub(in crate::inject) const fn include_at(
 }
 
 /// Reports whether the image's `/etc/ld.so.conf` is a file to which a line can be added.
-pub(in crate::inject) fn is_includable(seen: Seen<'_>) -> bool {
+fn is_includable(seen: Seen<'_>) -> bool {
     matches!(seen, Seen::Other(stat) if is_file(stat))
 }
 
@@ -249,7 +248,7 @@ fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
 }
 
 /// The finding for directories that the image's ldconfig will not search.
-pub(in crate::inject) fn not_listed(dirs: &[PathBuf], why: &str) -> Finding {
+fn not_listed(dirs: &[PathBuf], why: &str) -> Finding {
     let dirs: Vec<_> = dirs.iter().map(|dir| format!("{dir:?}")).collect();
     Finding::new(
         &catalog::NOT_LISTED,

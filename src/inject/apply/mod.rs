@@ -1,10 +1,10 @@
 //! Applies steps inside the container's mount namespace.
 
 mod cdi_hook;
-pub(in crate::inject) mod decide;
+mod decide;
 pub(in crate::inject) mod layout;
-pub(in crate::inject) mod ld_so_cache;
-pub(in crate::inject) mod ld_so_conf;
+mod ld_so_cache;
+mod ld_so_conf;
 mod own_node;
 mod stale;
 

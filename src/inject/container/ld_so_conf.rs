@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use base::paths::ContainerPath;
+use base::sys::in_root::Root;
 use nvidia_host::driver::ldconf::{self, Directive};
-
-use super::Files;
 
 /// The name of the configuration in `/etc`.
 pub(in crate::inject) const MAIN: &str = "ld.so.conf";
@@ -26,7 +25,7 @@ pub(in crate::inject) const MAX_FILE: usize = 64 << 10;
 const MAX_DEPTH: usize = 8;
 
 /// Reports whether the image has a ldconfig.
-pub(in crate::inject) fn has_ldconfig(rootfs: &impl Files) -> bool {
+pub(in crate::inject) fn has_ldconfig(rootfs: &Root) -> bool {
     for path in LDCONFIG {
         if rootfs.open_at(Path::new(path), OFlags::PATH).is_ok() {
             return true;
@@ -85,7 +84,7 @@ pub(in crate::inject) struct Configured {
 }
 
 impl Configured {
-    pub(in crate::inject) fn read(rootfs: &impl Files) -> Self {
+    pub(in crate::inject) fn read(rootfs: &Root) -> Self {
         let mut configured = Self::default();
         configured.read_file(rootfs, &Path::new("/etc").join(MAIN), 0);
         configured
@@ -95,7 +94,7 @@ impl Configured {
     /// configuration lacks.
     pub(in crate::inject) fn lacks(
         &self,
-        rootfs: &impl Files,
+        rootfs: &Root,
         first: &[ContainerPath],
         others: &[ContainerPath],
     ) -> Vec<PathBuf> {
@@ -111,11 +110,11 @@ impl Configured {
         wanted
     }
 
-    fn has(&self, rootfs: &impl Files, dir: &ContainerPath) -> bool {
+    fn has(&self, rootfs: &Root, dir: &ContainerPath) -> bool {
         identity(rootfs, dir.relative()).is_some_and(|identity| self.dirs.contains(&identity))
     }
 
-    fn read_file(&mut self, rootfs: &impl Files, path: &Path, depth: usize) {
+    fn read_file(&mut self, rootfs: &Root, path: &Path, depth: usize) {
         if depth > MAX_DEPTH || !take(&mut self.left.files, 1) {
             return;
         }
@@ -155,7 +154,7 @@ impl Configured {
     }
 
     /// Returns the files that an include directive matches, without the hook's drop-in. A directory is listed only for a pattern.
-    fn names(&mut self, rootfs: &impl Files, dir: &Path, pattern: &[u8]) -> Vec<OsString> {
+    fn names(&mut self, rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<OsString> {
         if !pattern.iter().any(|byte| b"*?[".contains(byte)) {
             let is_own = pattern == ldconf::DROP_IN.as_bytes() && is_drop_ins(rootfs, dir);
             return if is_own {
@@ -190,14 +189,14 @@ fn add_new(dirs: &mut Vec<PathBuf>, dir: &ContainerPath) {
     }
 }
 
-fn identity(rootfs: &impl Files, dir: &Path) -> Option<(u64, u64)> {
+fn identity(rootfs: &Root, dir: &Path) -> Option<(u64, u64)> {
     let stat =
         rustix::fs::fstat(rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?).ok()?;
     Some((stat.st_dev, stat.st_ino))
 }
 
 /// Reports whether this is the directory of the hook's drop-in. If it does not exist yet, the paths are compared.
-fn is_drop_ins(rootfs: &impl Files, dir: &Path) -> bool {
+fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
     let drop_ins = Path::new("/").join(ldconf::DROP_INS);
     dir == drop_ins
         || identity(rootfs, dir).is_some_and(|dir| identity(rootfs, &drop_ins) == Some(dir))
@@ -205,8 +204,6 @@ fn is_drop_ins(rootfs: &impl Files, dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use base::sys::in_root::Root;
-
     use super::*;
     use nix::time::{ClockId, clock_gettime};
     use std::time::Duration;

@@ -9,17 +9,17 @@ use anyhow::{Context, Result};
 use rustix::fs::OFlags;
 
 use base::report::Finding;
+use base::sys::in_root::Root;
 use findings::catalog;
 use nvidia_host::driver::ldcache::{self, Arch, Cache, CacheFormat, NewEntry};
 
-use super::Files;
 use crate::plan::step::CacheEntry;
 
 /// Upper limit for the cache in bytes. A cache of 100 000 libraries has half of it.
 pub(crate) const MAX_SIZE: usize = 16 << 20;
 
 /// Returns the content of an image's cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.
-pub(in crate::inject) fn read(rootfs: &impl Files) -> Result<Option<Vec<u8>>> {
+pub(in crate::inject) fn read(rootfs: &Root) -> Result<Option<Vec<u8>>> {
     let found = match rootfs.open_at(Path::new("etc/ld.so.cache"), OFlags::PATH) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -8,15 +8,13 @@ pub(in crate::inject) mod mounts;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::{Mode, OFlags};
 
 use base::paths::ContainerPath;
 use base::report::{Failure, failure};
@@ -183,11 +181,6 @@ impl OpenContainer {
             .unwrap_or_default()
     }
 
-    /// Returns the rootfs.
-    pub(crate) fn into_rootfs(self) -> Root {
-        self.rootfs
-    }
-
     /// Returns the architecture and the SONAME of a library in the container. `None` if the file is not a library: on a volume,
     /// it may be any file.
     pub(crate) fn library(&self, path: &ContainerPath) -> Option<(Arch, OsString)> {
@@ -212,14 +205,37 @@ impl OpenContainer {
         ))
     }
 
-    /// Does what [`compat_libraries`] does.
+    /// Returns the names in the image's directory of CUDA compatibility libraries; `None` if they must not be used with this
+    /// driver.
     pub(crate) fn compat_libraries(
         &self,
         dir: &ContainerPath,
         host_driver: &str,
         host_cuda: &str,
     ) -> Option<BTreeSet<OsString>> {
-        compat_libraries(&self.rootfs, dir, host_driver, host_cuda)
+        let rootfs = &self.rootfs;
+        let dir = rootfs
+            .open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY)
+            .ok()?;
+        let dir = rootfs.open_stored_dir(dir).ok()?;
+        let library = dir.try_clone().ok()?;
+        let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
+        let names = BTreeSet::from_iter(
+            entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()),
+        );
+        let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
+        // The path could lead elsewhere by now, so the file is opened in the directory that was listed. A link, a FIFO or a
+        // device there is not a library.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(
+            library,
+            format!("libcuda.so.{version}"),
+            flags,
+            Mode::empty(),
+        )
+        .ok()?;
+        let note = rootfs.open_stored(file).ok().and_then(compat::read_note);
+        compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
     }
 
     /// Enters the container's mount namespace. The process cannot return from it.
@@ -242,38 +258,6 @@ impl OpenContainer {
             ids: self.ids,
         })
     }
-}
-
-/// Returns the names in the image's directory of CUDA compatibility libraries; `None` if they must not be used with this
-/// driver.
-pub(in crate::inject) fn compat_libraries(
-    rootfs: &impl Files,
-    dir: &ContainerPath,
-    host_driver: &str,
-    host_cuda: &str,
-) -> Option<BTreeSet<OsString>> {
-    let dir = rootfs
-        .open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY)
-        .ok()?;
-    let dir = rootfs.open_stored_dir(dir).ok()?;
-    let library = dir.try_clone().ok()?;
-    let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
-    let names = BTreeSet::from_iter(
-        entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()),
-    );
-    let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
-    // The path could lead elsewhere by now, so the file is opened in the directory that was listed. A link, a FIFO or a
-    // device there is not a library.
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(
-        library,
-        format!("libcuda.so.{version}"),
-        flags,
-        Mode::empty(),
-    )
-    .ok()?;
-    let note = rootfs.open_stored(file).ok().and_then(compat::read_note);
-    compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
 }
 
 fn has_files(rootfs: &Root) -> Option<bool> {
@@ -313,41 +297,8 @@ const GLIBC: &[&str] = if cfg!(target_arch = "aarch64") {
 /// The dynamic loaders of musl.
 const MUSL: &[&str] = &["lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"];
 
-/// Opens files of a container by their paths, which links of the image resolve below its root directory.
-pub(in crate::inject) trait Files {
-    /// Does what [`Root::open_at`] does.
-    fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd>;
-    /// The directory on whose file system files may be read; see [`Root::open_stored`].
-    fn root(&self) -> &Root;
-
-    /// Does what [`Root::open_stored`] does.
-    fn open_stored(&self, file: OwnedFd) -> io::Result<File> {
-        self.root().open_stored(file)
-    }
-
-    /// Does what [`Root::open_stored_known`] does.
-    fn open_stored_known(&self, file: OwnedFd) -> io::Result<(File, Stat)> {
-        self.root().open_stored_known(file)
-    }
-
-    /// Does what [`Root::open_stored_dir`] does.
-    fn open_stored_dir(&self, dir: OwnedFd) -> io::Result<OwnedFd> {
-        self.root().open_stored_dir(dir)
-    }
-}
-
-impl Files for Root {
-    fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-        Self::open_at(self, path, flags)
-    }
-
-    fn root(&self) -> &Root {
-        self
-    }
-}
-
 /// Determines the facts from paths only: no file of the image is read.
-pub(in crate::inject) fn facts(rootfs: &impl Files) -> RootfsFacts {
+fn facts(rootfs: &Root) -> RootfsFacts {
     let has = |path: &str| rootfs.open_at(Path::new(path), OFlags::PATH).is_ok();
     let has_any = |paths: &[&str]| paths.iter().any(|path| has(path));
     let loader = match () {
@@ -380,7 +331,7 @@ pub(in crate::inject) fn facts(rootfs: &impl Files) -> RootfsFacts {
 }
 
 /// Returns the device and inode number of a directory, to which several paths can lead: `/usr/lib64` is a link to `lib` in some images.
-fn directory_id(rootfs: &impl Files, path: &str) -> Option<(u64, u64)> {
+fn directory_id(rootfs: &Root, path: &str) -> Option<(u64, u64)> {
     let dir = rootfs.open_at(Path::new(path), OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(dir).ok()?;
     Some((stat.st_dev, stat.st_ino))

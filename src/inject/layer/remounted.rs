@@ -23,15 +23,9 @@ use crate::oci::spec_view::Mount;
 #[derive(Debug)]
 pub(in crate::inject) struct Remounts {
     api: Api,
-    read_only: ReadOnlyMounts,
-}
-
-/// Knows which files may be carried over: those that the container cannot change, because a layer makes them read-only.
-#[derive(Debug)]
-pub(in crate::inject) struct ReadOnlyMounts {
     /// Paths at which config.json has the runtime mount something read-only. crun does that only after the hooks: it remounts the bind
     /// mounts at the end (`finalize_mounts`).
-    paths: BTreeSet<PathBuf>,
+    read_only: BTreeSet<PathBuf>,
 }
 
 /// A file that is mounted in a directory.
@@ -42,36 +36,18 @@ pub(in crate::inject) struct Carried {
     source: Source,
 }
 
-impl ReadOnlyMounts {
-    /// Creates the value from the mounts in config.json.
-    pub(in crate::inject) fn new(mounts: &[Mount]) -> Self {
-        let paths = mounts
-            .iter()
-            .filter(|mount| mount.is_bind() && gets_these_flags(mount));
-        Self {
-            paths: paths.map(|mount| mount.destination.clone()).collect(),
-        }
-    }
-
-    /// Reports whether a layer may cover this file, which is mounted at a path relative to the root directory.
-    pub(in crate::inject) fn carries(&self, stat: &Stat, is_read_only: bool, path: &Path) -> bool {
-        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && (is_read_only || self.paths.contains(&Path::new("/").join(path)))
-    }
-}
-
 impl Remounts {
     /// Creates the value from the mounts in config.json.
     pub(in crate::inject) fn new(mounts: &[Mount], api: Api) -> Self {
         Self {
             api,
-            read_only: ReadOnlyMounts::new(mounts),
+            read_only: read_only_paths(mounts),
         }
     }
 
     /// Returns the paths at which config.json has the runtime mount something read-only.
     pub(in crate::inject) fn read_only_paths(&self) -> impl Iterator<Item = &Path> {
-        self.read_only.paths.iter().map(PathBuf::as_path)
+        self.read_only.iter().map(PathBuf::as_path)
     }
 
     /// Opens what is mounted at the paths `points` below the directory `dir` of a rootfs. `None` if a layer must not cover one of them.
@@ -92,7 +68,7 @@ impl Remounts {
                 return Ok(None);
             };
             let stat = rustix::fs::fstat(&file)?;
-            if !self.read_only.carries(&stat, is_read_only(&file), &path) {
+            if !self.carries(&stat, is_read_only(&file), &path) {
                 return Ok(None);
             }
             // The clone has the flags of the mount too, such as noexec.
@@ -101,6 +77,24 @@ impl Remounts {
         }
         Ok(Some(found))
     }
+
+    /// Reports whether a layer may cover this file, which is mounted at a path relative to the root directory: the container cannot change
+    /// it, because a layer makes it read-only.
+    fn carries(&self, stat: &Stat, is_read_only: bool, path: &Path) -> bool {
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && (is_read_only || self.read_only.contains(&Path::new("/").join(path)))
+    }
+}
+
+/// Returns the paths of the mounts that config.json has the runtime make read-only.
+fn read_only_paths(mounts: &[Mount]) -> BTreeSet<PathBuf> {
+    let mut paths = BTreeSet::new();
+    for mount in mounts {
+        if mount.is_bind() && gets_these_flags(mount) {
+            paths.insert(mount.destination.clone());
+        }
+    }
+    paths
 }
 
 /// Reports whether [`MountAttrs::DRIVER_FILE`] includes the restrictions of this mount.
@@ -159,9 +153,6 @@ mod tests {
                 ..mount("/tmpfs", &["ro"])
             },
         ];
-        assert_eq!(
-            ReadOnlyMounts::new(&mounts).paths,
-            BTreeSet::from(["/driver".into()])
-        );
+        assert_eq!(read_only_paths(&mounts), BTreeSet::from(["/driver".into()]));
     }
 }
