@@ -2,7 +2,7 @@
 //!
 //! [`prepare()`] first does everything on the host that can fail. [`apply()`] then enters the container's mount namespace,
 //! which the process cannot leave, and runs the steps. If a step fails, the runtime ends the container, and the kernel removes
-//! its mounts with the namespace; [`Runner::undo`] removes the names that the hook created in its file system, unless another
+//! its mounts with the namespace; [`Applier::undo`] removes the names that the hook created in its file system, unless another
 //! container uses it.
 //!
 //! | module | purpose |
@@ -26,6 +26,7 @@ use apply::Applier;
 use apply::layout::Layout;
 use container::OpenContainer;
 use container::host_dev::HostDev;
+use prepare::Prepared;
 use remove::leftovers;
 use remove::undo::StillMounted;
 
@@ -38,12 +39,9 @@ use crate::plan::Container;
 use crate::plan::step::Step;
 use records::created::Entry;
 
-/// Carries out a step whose sources are open and checked.
-type ApplyStep<'a, T> = Box<dyn FnOnce(&mut T) -> Result<()> + 'a>;
-
 /// Steps with their opened sources. The container is still unchanged.
 pub(crate) struct PreparedSteps<'a> {
-    steps: Vec<(&'a Step, ApplyStep<'a, Applier>)>,
+    steps: Vec<(&'a Step, Prepared<'a>)>,
     api: mount::Api,
     host_dev: HostDev,
     label: Option<Label>,
@@ -138,37 +136,18 @@ pub(crate) fn apply(
 /// The hint for an error whose cause is unknown.
 const INSPECT: &str = "inspect that path in the image and what is mounted on it";
 
-/// Runs steps: in a container, or as a failing stand-in in tests.
-trait Runner: Sized {
-    /// Runs one step. If it fails, undoes the changes of this step.
-    fn run(&mut self, apply: ApplyStep<'_, Self>, need: Need) -> Result<()>;
-    /// Adds a finding about the container.
-    fn add_finding(&mut self, finding: Finding);
-    /// Undoes all steps as far as possible: the container does not start anyway.
-    fn undo(self);
-    /// Completes the setup after the last step.
-    fn finish(&mut self) -> Result<Finished>;
-}
-
-fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, ApplyStep<'_, T>)>) -> Result<Finished> {
-    for (step, apply) in steps {
-        match target
-            .run(apply, step.need())
-            .with_context(|| format!("cannot {step}"))
-        {
-            Ok(()) => {}
-            Err(error)
-                if step.need() == Need::Optional
-                    && error.downcast_ref::<StillMounted>().is_none() =>
-            {
-                if let Some(finding) = omitted(step, &error) {
-                    target.add_finding(finding);
-                }
-            }
-            Err(error) => {
-                target.undo();
-                return Err(classify(error, &catalog::IN_THE_WAY, INSPECT));
-            }
+fn run_all(mut target: Applier, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Finished> {
+    for (step, prepared) in steps {
+        let done = target.run(prepared, step.need());
+        let Err(error) = done.with_context(|| format!("cannot {step}")) else {
+            continue;
+        };
+        if stops(step, &error) {
+            target.undo();
+            return Err(classify(error, &catalog::IN_THE_WAY, INSPECT));
+        }
+        if let Some(finding) = omitted(step, &error) {
+            target.add_finding(finding);
         }
     }
     let finished = target.finish();
@@ -178,6 +157,11 @@ fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, ApplyStep<'_, T>)>) -> R
         Err(_) => target.undo(),
     }
     finished
+}
+
+/// Reports whether the container does not start because of the error of this step.
+fn stops(step: &Step, error: &anyhow::Error) -> bool {
+    step.need() == Need::Required || error.downcast_ref::<StillMounted>().is_some()
 }
 
 /// Returns the finding about an optional step that failed. A volume with the host's `/dev` has the links that the host's udev creates, so a
@@ -209,133 +193,39 @@ fn left_out(error: &anyhow::Error) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-    use std::rc::Rc;
-
-    use anyhow::bail;
+    use anyhow::anyhow;
 
     use super::*;
-    use crate::plan::step::CacheEntry;
     use base::paths::ContainerPath;
     use nvidia_host::edits::placement::Link;
 
-    /// Logs its calls, and fails at the step `fail_at`.
-    #[derive(Debug, Default)]
-    struct Recording {
-        fail_at: Option<usize>,
-        taken: usize,
-        log: Rc<RefCell<Vec<String>>>,
-        still_mounted: bool,
+    fn link(need: Need) -> Step {
+        let path = |name| ContainerPath::new(name).unwrap();
+        Step::Link(Link {
+            link: path("a"),
+            text: "x".into(),
+            file: path("x"),
+            need,
+        })
     }
 
-    impl Recording {
-        fn step(&mut self, what: String) -> Result<()> {
-            self.taken += 1;
-            if Some(self.taken - 1) == self.fail_at {
-                if self.still_mounted {
-                    return Err(anyhow::anyhow!("refused")
-                        .context(StillMounted)
-                        .context("do it"));
-                }
-                bail!("refused");
-            }
-            self.log.borrow_mut().push(what);
-            Ok(())
-        }
-    }
-
-    impl Runner for Recording {
-        fn run(&mut self, apply: ApplyStep<'_, Self>, _need: Need) -> Result<()> {
-            apply(self)
-        }
-        fn add_finding(&mut self, finding: Finding) {
-            self.log.borrow_mut().push(finding.kind.id().to_owned());
-        }
-        fn undo(self) {
-            self.log.borrow_mut().push("undo".to_owned());
-        }
-        fn finish(&mut self) -> Result<Finished> {
-            self.step("finish".to_owned()).map(|()| Finished::default())
-        }
-    }
-
-    /// Fails at every step once: a required step ends the run and is undone, an optional step becomes a finding.
     #[test]
-    fn a_failure_at_any_step() {
-        let path = |name: &str| ContainerPath::new(name).unwrap();
-        let link = |name: &str, need| {
-            Step::Link(Link {
-                link: path(name),
-                text: "x".into(),
-                file: path("x"),
-                need,
-            })
-        };
-        let cache: Vec<CacheEntry> = Vec::new();
-        let steps = [
-            link("a", Need::Required),
-            link("b", Need::Optional),
-            link("c", Need::Required),
-            Step::UpdateLinkerCache(cache),
-        ];
-        let run_so = |fail_at, still_mounted| {
-            let target = Recording {
-                fail_at,
-                still_mounted,
-                ..Recording::default()
-            };
-            let log = Rc::clone(&target.log);
-            let apply = |step: &Step| -> ApplyStep<'_, Recording> {
-                let what = match step {
-                    Step::Link(Link { link, .. }) => format!("link {link}"),
-                    _ => "cache".to_owned(),
-                };
-                Box::new(|recording| recording.step(what))
-            };
-            let result = run_all(
-                target,
-                steps.iter().map(|step| (step, apply(step))).collect(),
-            );
-            (result.is_ok(), log.take().join(", "))
-        };
-        let run = |fail_at| run_so(fail_at, false);
-        assert_eq!(
-            run_so(Some(1), true),
-            (false, "link \"/a\", undo".to_owned()),
-            "also an optional one"
-        );
-        assert_eq!(
-            run(None),
-            (
-                true,
-                "link \"/a\", link \"/b\", link \"/c\", cache, finish".to_owned()
-            )
-        );
-        assert_eq!(run(Some(0)), (false, "undo".to_owned()));
-        assert_eq!(
-            run(Some(1)),
-            (
-                true,
-                "link \"/a\", ONH-303, link \"/c\", cache, finish".to_owned()
-            )
-        );
-        assert_eq!(
-            run(Some(2)),
-            (false, "link \"/a\", link \"/b\", undo".to_owned())
-        );
-        assert_eq!(
-            run(Some(3)),
-            (
-                false,
-                "link \"/a\", link \"/b\", link \"/c\", undo".to_owned()
-            )
-        );
-        assert_eq!(
-            run(Some(4)),
-            (
-                false,
-                "link \"/a\", link \"/b\", link \"/c\", cache, undo".to_owned()
-            )
-        );
+    fn an_optional_step_stops_only_with_a_mount_that_stays() {
+        let (required, optional) = (link(Need::Required), link(Need::Optional));
+        let refused = || anyhow!("refused").context("do it");
+        let still_mounted = || anyhow!("refused").context(StillMounted).context("do it");
+        assert!(stops(&required, &refused()) && stops(&required, &still_mounted()));
+        assert!(!stops(&optional, &refused()) && stops(&optional, &still_mounted()));
+    }
+
+    #[test]
+    fn an_optional_step_that_fails_is_a_finding() {
+        let optional = link(Need::Optional);
+        let id = |step, error| omitted(step, &error).map(|finding| finding.kind.id());
+        assert_eq!(id(&optional, anyhow!("refused")), Some("ONH-303"));
+        // The host's udev creates the links.
+        let in_hosts_dev = container::host_dev::refusal;
+        assert_eq!(id(&optional, in_hosts_dev()), None);
+        assert_eq!(id(&Step::MaskParams, in_hosts_dev()), Some("ONH-303"));
     }
 }

@@ -1,88 +1,83 @@
-//! The one place that knows how each step is applied. It opens and checks the source of the step on the host, and clones the source
-//! into a detached mount if the kernel supports that; what is left is a call of [`Applier`].
+//! Opens and checks the source of each step on the host, and clones it into a detached mount if the kernel supports that. What is left
+//! is a call of [`Applier`](super::apply::Applier).
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::FileType;
 
-use base::paths::HostPath;
+use base::paths::{ContainerPath, HostPath};
 use base::read::read_known;
 use base::sys::in_root::open_host_file;
 use base::sys::mount::{Api, Label, MountAttrs};
 use nvidia_host::driver::ipc::Expected;
-use nvidia_host::edits::{Channel, ProcMask};
+use nvidia_host::edits::placement::Link;
+use nvidia_host::edits::{Channel, DeviceNode, ProcMask};
 use nvidia_host::inventory::procfs::DRIVER_PROC;
 
-use crate::inject::ApplyStep;
-use crate::inject::apply::{Applier, MAX_PARAMS};
+use crate::inject::apply::MAX_PARAMS;
 use crate::inject::files::source::Source;
 use crate::inject::files::tmpfs::Directory;
-use crate::plan::step::Step;
+use crate::plan::process::Process;
+use crate::plan::step::{CacheEntry, Step};
 
-/// Opens the sources of a step on the host. Returns the closure that applies it in the container.
+/// A step whose sources are open and checked.
+pub(super) enum Prepared<'a> {
+    Mount(Source, &'a ContainerPath),
+    MountDirectory(Source, &'a ContainerPath),
+    /// Mount the host's node, or one that is created for this process
+    MountNode(Source, &'a DeviceNode, Option<&'a Process>),
+    MountFiles(Directory, &'a ContainerPath),
+    Copy(Vec<u8>, &'a ContainerPath),
+    Link(&'a Link),
+    MaskProc(Directory),
+    /// The content of the host's file; `None` if it is missing
+    MaskParams(Option<Vec<u8>>),
+    SetMode(&'a ContainerPath, u32),
+    ListDirectories {
+        first: &'a [ContainerPath],
+        others: &'a [ContainerPath],
+    },
+    UpdateLinkerCache(&'a [CacheEntry]),
+}
+
+/// Opens the sources of a step on the host.
 ///
 /// # Errors
 /// If a source is missing, has changed since the plan was made, or cannot be mounted.
-pub(super) fn prepare<'a>(
-    step: &'a Step,
-    api: Api,
-    label: Option<&Label>,
-) -> Result<ApplyStep<'a, Applier>> {
+pub(super) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
     Ok(match step {
-        Step::MountFile { source, target, .. } => {
-            let source = open_file(source, api)?;
-            Box::new(move |container| container.mount(source, target))
-        }
-        Step::CopyFile { source, target, .. } => {
-            let content = read_file(source)?;
-            Box::new(move |container| container.copy(&content, target))
-        }
+        Step::MountFile { source, target, .. } => Prepared::Mount(open_file(source, api)?, target),
+        Step::CopyFile { source, target, .. } => Prepared::Copy(read_file(source)?, target),
         Step::MountIpc {
             channel, target, ..
         } => {
             let source = open_ipc(channel, api)?;
             match channel.expected {
-                Expected::Socket => Box::new(move |container| container.mount(source, target)),
+                Expected::Socket => Prepared::Mount(source, target),
                 Expected::Directory
                 | Expected::NamedDirectory
                 | Expected::ReadOnlyDirectory
-                | Expected::MpsDirectory => {
-                    Box::new(move |container| container.mount_directory(source, target))
-                }
+                | Expected::MpsDirectory => Prepared::MountDirectory(source, target),
             }
         }
         Step::MountNode { node, own } => {
-            let device = (node.major, node.minor);
-            let source = open_node(&node.source, device, api)?;
-            Box::new(move |container| {
-                container.mount_node(source, &node.path, device, own.as_ref())
-            })
+            Prepared::MountNode(open_node(node, api)?, node, own.as_ref())
         }
-        Step::Link(link) => Box::new(|container| container.link(link)),
+        Step::Link(link) => Prepared::Link(link),
         Step::MountFiles { target, files } => {
             let files = files
                 .iter()
                 .map(|(name, content)| (name.into(), content.as_bytes().to_vec()))
                 .collect();
             let directory = Directory::prepare(files, Vec::new(), api, label)?;
-            Box::new(move |container| container.mount_files(directory, target))
+            Prepared::MountFiles(directory, target)
         }
-        Step::MaskProc(mask) => {
-            let directory = prepare_mask(mask, api, label)?;
-            Box::new(|container| container.mask_proc(directory))
-        }
-        Step::MaskParams => {
-            let params = read_params()?;
-            Box::new(move |container| container.mask_params(params.as_deref()))
-        }
-        Step::SetMode { target, mode } => Box::new(|container| container.set_mode(target, *mode)),
-        Step::ListDirectories { first, others } => {
-            Box::new(|container| container.list_directories(first, others))
-        }
-        Step::UpdateLinkerCache(entries) => {
-            Box::new(|container| container.update_linker_cache(entries))
-        }
+        Step::MaskProc(mask) => Prepared::MaskProc(prepare_mask(mask, api, label)?),
+        Step::MaskParams => Prepared::MaskParams(read_params()?),
+        Step::SetMode { target, mode } => Prepared::SetMode(target, *mode),
+        Step::ListDirectories { first, others } => Prepared::ListDirectories { first, others },
+        Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
     })
 }
 
@@ -110,7 +105,8 @@ fn read_params() -> Result<Option<Vec<u8>>> {
     }
 }
 
-fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> {
+fn open_node(node: &DeviceNode, api: Api) -> Result<Source> {
+    let source = &node.source;
     let opened = Source::open(source, MountAttrs::DEVICE_NODE, api)?;
     let stat = opened.stat()?;
     let is = (
@@ -118,7 +114,8 @@ fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> 
         rustix::fs::minor(stat.st_rdev),
     );
     ensure!(
-        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && is == device,
+        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+            && is == (node.major, node.minor),
         "{source} is now another device"
     );
     Ok(opened)

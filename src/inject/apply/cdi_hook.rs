@@ -22,7 +22,7 @@ pub(in crate::inject) const MAX_PARAMS: usize = 64 << 10;
 impl Applier {
     /// Mounts a copy of /proc/driver/nvidia/params with `ModifyDeviceFiles: 0`. With 1, the driver's libraries create device
     /// nodes, also of GPUs that the container did not request (CVE-2021-1056). `params` is the file of the host.
-    pub(in crate::inject) fn mask_params(&mut self, params: Option<&[u8]>) -> Result<()> {
+    pub(super) fn mask_params(&mut self, params: Option<&[u8]>) -> Result<()> {
         let (dir, name) = (Path::new("proc/driver/nvidia"), OsStr::new("params"));
         let Some(open) = self
             .layout
@@ -62,7 +62,7 @@ impl Applier {
 
     /// Changes the mode of a file or directory on the root file system or on the container's own /dev. Files on volumes and
     /// device nodes are refused, because they can belong to the host.
-    pub(in crate::inject) fn set_mode(&mut self, target: &ContainerPath, mode: u32) -> Result<()> {
+    pub(super) fn set_mode(&mut self, target: &ContainerPath, mode: u32) -> Result<()> {
         let Some(file) = self
             .layout
             .rootfs

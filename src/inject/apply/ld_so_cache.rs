@@ -18,7 +18,7 @@ use crate::inject::{container::linker_cache, layer::overlay, left_out};
 use crate::plan::step::CacheEntry;
 
 impl Applier {
-    pub(in crate::inject) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
+    pub(super) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
         let Some(etc) = self
             .layout
             .rootfs

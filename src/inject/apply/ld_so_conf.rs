@@ -29,7 +29,7 @@ use crate::inject::files::tmpfs::is_read_only;
 
 impl Applier {
     /// Makes ldconfig search these directories, `first` before all others.
-    pub(in crate::inject) fn list_directories(
+    pub(super) fn list_directories(
         &mut self,
         first: &[ContainerPath],
         others: &[ContainerPath],
@@ -90,7 +90,7 @@ impl Applier {
 
     /// Removes the drop-in file of an earlier start, which had another driver or whose container was committed. Errors are
     /// ignored: the file does no harm.
-    pub(in crate::inject) fn remove_list(&mut self) {
+    pub(super) fn remove_list(&mut self) {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         // Most containers have no such file.
         if self

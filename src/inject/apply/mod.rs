@@ -26,6 +26,7 @@ use base::sys::mount::{Api, MountAttrs};
 use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
+use crate::inject::Finished;
 use crate::inject::apply::decide::{
     CopyAt, LinkAt, MountAt, Mounting, copy_at, directory_at, hidden, hides_file, link_at, mask_at,
     mount_at,
@@ -36,9 +37,9 @@ use crate::inject::files::directory::{
 };
 use crate::inject::files::source::{Source, same_file};
 use crate::inject::files::tmpfs::{Directory, is_own_tmpfs};
+use crate::inject::prepare::Prepared;
 use crate::inject::remove::leftovers::is_library_of_a_driver;
 use crate::inject::remove::undo::Change;
-use crate::inject::{ApplyStep, Finished, Runner};
 use own_node::OwnNodes;
 use records::created::Entry;
 
@@ -75,43 +76,6 @@ enum MountPoint {
     Existing(Rc<OwnedFd>, OwnedFd),
 }
 
-impl Runner for Applier {
-    fn run(&mut self, apply: ApplyStep<'_, Self>, need: Need) -> Result<()> {
-        self.layout.need = need;
-        let (mark, mounted) = (self.layout.mark(), self.mounted.len());
-        let result = apply(self);
-        if result.is_err() {
-            self.mounted.truncate(mounted);
-            self.placed.truncate(mounted);
-            self.layout.undo_since(mark);
-        }
-        result
-    }
-
-    fn add_finding(&mut self, finding: Finding) {
-        self.layout.done.findings.push(finding);
-    }
-
-    fn undo(self) {
-        let Self {
-            layout, mounted, ..
-        } = self;
-        drop(mounted);
-        layout.undo();
-    }
-
-    fn finish(&mut self) -> Result<Finished> {
-        self.layout.seal()?;
-        // The setup is complete. A leftover that cannot be removed does no harm.
-        self.remove_stale();
-        let done = &mut self.layout.done;
-        Ok(Finished {
-            findings: std::mem::take(&mut done.findings),
-            created: done.take_created(),
-        })
-    }
-}
-
 impl Applier {
     /// Creates a target without changes. `is_own`: the engine made this root file system for the container. `own_nodes`: the numbers of
     /// the nodes that are created for it.
@@ -136,18 +100,69 @@ impl Applier {
         }
     }
 
-    pub(in crate::inject) fn mount(
-        &mut self,
-        source: Source,
-        target: &ContainerPath,
-    ) -> Result<()> {
+    /// Runs one step. If it fails, undoes the changes of this step.
+    pub(in crate::inject) fn run(&mut self, step: Prepared<'_>, need: Need) -> Result<()> {
+        self.layout.need = need;
+        let (mark, mounted) = (self.layout.mark(), self.mounted.len());
+        let result = self.apply(step);
+        if result.is_err() {
+            self.mounted.truncate(mounted);
+            self.placed.truncate(mounted);
+            self.layout.undo_since(mark);
+        }
+        result
+    }
+
+    fn apply(&mut self, step: Prepared<'_>) -> Result<()> {
+        match step {
+            Prepared::Mount(source, target) => self.mount(source, target),
+            Prepared::MountDirectory(source, target) => self.mount_directory(source, target),
+            Prepared::MountNode(source, node, own) => self.mount_node(source, node, own),
+            Prepared::MountFiles(directory, target) => self.mount_files(directory, target),
+            Prepared::Copy(content, target) => self.copy(&content, target),
+            Prepared::Link(link) => self.link(link),
+            Prepared::MaskProc(directory) => self.mask_proc(directory),
+            Prepared::MaskParams(params) => self.mask_params(params.as_deref()),
+            Prepared::SetMode(target, mode) => self.set_mode(target, mode),
+            Prepared::ListDirectories { first, others } => self.list_directories(first, others),
+            Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
+        }
+    }
+
+    /// Adds a finding about the container.
+    pub(in crate::inject) fn add_finding(&mut self, finding: Finding) {
+        self.layout.done.findings.push(finding);
+    }
+
+    /// Undoes all steps as far as possible: the container does not start anyway.
+    pub(in crate::inject) fn undo(self) {
+        let Self {
+            layout, mounted, ..
+        } = self;
+        drop(mounted);
+        layout.undo();
+    }
+
+    /// Completes the setup after the last step.
+    pub(in crate::inject) fn finish(&mut self) -> Result<Finished> {
+        self.layout.seal()?;
+        // The setup is complete. A leftover that cannot be removed does no harm.
+        self.remove_stale();
+        let done = &mut self.layout.done;
+        Ok(Finished {
+            findings: std::mem::take(&mut done.findings),
+            created: done.take_created(),
+        })
+    }
+
+    fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
         let at = self.mount_point(&source, target, None)?;
         self.mount_on(source, target, at)
     }
 
     /// Creates a file that processes in the container may change. What the image has at this path stays, unless it is what a start of
     /// a container left: the copy of another driver, or the mount point of a container from which the image was made.
-    pub(in crate::inject) fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
+    fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
         if self
             .layout
             .make(target, false, |dir, name| make_copy(dir, name, content))?
@@ -255,7 +270,7 @@ impl Applier {
         }
     }
 
-    pub(in crate::inject) fn link(
+    fn link(
         &mut self,
         Link {
             link, text, file, ..
@@ -334,7 +349,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(in crate::inject) fn mask_proc(&mut self, directory: Directory) -> Result<()> {
+    fn mask_proc(&mut self, directory: Directory) -> Result<()> {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
         // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also of GPUs that the container
         // does not have (CVE-2021-1056).
@@ -355,11 +370,7 @@ impl Applier {
         }
     }
 
-    pub(in crate::inject) fn mount_files(
-        &mut self,
-        directory: Directory,
-        target: &ContainerPath,
-    ) -> Result<()> {
+    fn mount_files(&mut self, directory: Directory, target: &ContainerPath) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
         if is_own_tmpfs(&point) {
             return Ok(());
@@ -367,11 +378,7 @@ impl Applier {
         self.attach(directory, &dir, target.file_name(), point)
     }
 
-    pub(in crate::inject) fn mount_directory(
-        &mut self,
-        source: Source,
-        target: &ContainerPath,
-    ) -> Result<()> {
+    fn mount_directory(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
         if same_file(&source.stat()?, &rustix::fs::fstat(&point)?) {
             return Ok(());

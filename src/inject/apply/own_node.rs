@@ -15,6 +15,7 @@ use base::paths::ContainerPath;
 use base::report::errno_of;
 use base::sys::mount::{Api, MountAttrs};
 use nvidia_host::driver::access::Permissions;
+use nvidia_host::edits::DeviceNode;
 
 use super::{Applier, MountPoint};
 use crate::inject::files::directory::{Present, find_present};
@@ -52,13 +53,13 @@ fn create(scratch: &Scratch, device: (u32, u32), api: Api) -> Result<Source> {
 
 impl Applier {
     /// Mounts the host's node `source`, or one that is created for `own`.
-    pub(in crate::inject) fn mount_node(
+    pub(super) fn mount_node(
         &mut self,
         source: Source,
-        target: &ContainerPath,
-        device: (u32, u32),
+        node: &DeviceNode,
         own: Option<&Process>,
     ) -> Result<()> {
+        let (target, device) = (&node.path, (node.major, node.minor));
         let at = self.mount_point(&source, target, Some(device))?;
         let Some(process) = own else {
             return self.mount_on(source, target, at);

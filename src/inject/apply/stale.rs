@@ -36,7 +36,7 @@ impl Applier {
     /// Searches the directories of these libraries, and the directories of links that led to another driver version: with CDI and
     /// precreate, the engine mounts libraries at the host's paths. Returns the paths of the files for the linker cache; empty if
     /// there was no such link. The files are removed after the last step.
-    pub(in crate::inject) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
+    pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
         let of_links = std::mem::take(&mut self.of_other_driver);
         if of_links.is_empty() {
             return BTreeSet::new();
@@ -69,7 +69,7 @@ impl Applier {
     }
 
     /// Removes the files, unless another container has started with the same root file system.
-    pub(in crate::inject) fn remove_stale(&mut self) {
+    pub(super) fn remove_stale(&mut self) {
         let stale = std::mem::take(&mut self.stale);
         if !stale.is_empty()
             && let Some(place) = self.place()
