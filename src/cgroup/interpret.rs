@@ -324,6 +324,48 @@ mod tests {
     }
 
     #[test]
+    fn comparisons() {
+        // Negative as a signed number of 64 or 32 bits
+        const MINUS_64: u64 = u64::MAX;
+        const MINUS_32: u64 = u32::MAX as u64;
+        // For 1 and 2, 2 and 2, 2 and 1, a negative number and 1: `=`, unsigned `>`, signed `>`, and so on
+        for (operation, expected) in [
+            (0x10, [false, true, false, false]),
+            (0x20, [false, false, true, true]),
+            (0x30, [false, true, true, true]),
+            (0x40, [false, true, false, true]),
+            (0x50, [true, false, true, true]),
+            (0x60, [false, false, true, false]),
+            (0x70, [false, true, true, false]),
+            (0xa0, [true, false, false, false]),
+            (0xb0, [true, true, false, false]),
+            (0xc0, [true, false, false, true]),
+            (0xd0, [true, true, false, true]),
+        ] {
+            for (class, minus) in [(5, MINUS_64), (6, MINUS_32)] {
+                let pairs = [(1, 2), (2, 2), (2, 1), (minus, 1)];
+                let found = pairs.map(|(a, b)| compare(class, operation, a, b));
+                assert_eq!(found, expected.map(Some), "{class} {operation:#x}");
+            }
+        }
+        // Only 32-bit operations ignore the upper half.
+        assert_eq!(compare(6, 0x10, 1 << 32 | 7, 7), Some(true));
+        assert_eq!(compare(5, 0x10, 1 << 32 | 7, 7), Some(false));
+        assert_eq!(compare(5, 0x80, 1, 1), None);
+    }
+
+    /// A program that allows one of them is not an allow list.
+    #[test]
+    fn each_unlisted_device_counts() {
+        for (major, minor) in [(4095, 1_048_575), (3071, 77_777), (253, 1_000_003)] {
+            let rule = DeviceRule { major, minor };
+            let program = extend(&answer(0), &[rule]).unwrap().unwrap();
+            let found = interpret(&program, &[GPU]);
+            assert_eq!(found, FilterEffect::Denies, "{major}:{minor}");
+        }
+    }
+
+    #[test]
     fn reading_alone_is_not_enough() {
         // `if access & write: return 0; return 1`
         let start = vec![

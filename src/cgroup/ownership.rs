@@ -185,6 +185,13 @@ mod tests {
                 "/x",
             ),
             (
+                "a longer id that ends like this one",
+                "/machine.slice/libpod-x0a.scope",
+                "0a",
+                "",
+                "/x",
+            ),
+            (
                 "a service with the same name",
                 "/system.slice/0a",
                 "0a",

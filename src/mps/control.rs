@@ -147,6 +147,7 @@ mod tests {
         for (text, mib) in [
             ("2G\n", Some(2048)),
             ("2048M", Some(2048)),
+            ("2097152K", Some(2048)),
             ("", None),
             ("Server 1 not found", None),
             ("18446744073709551615G", None),

@@ -278,6 +278,7 @@ pub(crate) mod tests {
         };
         for (device, owner) in [
             (with(None), &OWNER),
+            (with(Some(0)), &OWNER),
             (with(Some(80 * gib)), &OWNER),
             (with(Some(16 * gib)), &old),
             (device("gpu-0", None), &OWNER),

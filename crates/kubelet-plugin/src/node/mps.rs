@@ -233,11 +233,15 @@ pub(crate) mod tests {
         let mps = mps(Status::Ready, Some(1));
         let why = mps.why_unshared(&gpu(0, "A", &["1g.5gb"]).gpu, 2);
         assert!(why.unwrap().starts_with("MPS shares whole GPUs only"));
-        let mut old = gpu(0, "P100", &[]).gpu;
-        old.compute_capability = "6.0".to_owned();
-        assert_eq!(mps.why_unshared(&old, 16), None);
-        let why = mps.why_unshared(&old, 17);
-        assert!(why.unwrap().starts_with("MPS serves at most 16 clients"));
+        // Volta, with 7.0, is the first with more clients.
+        for (compute_capability, most) in [("6.2", 16), ("7.0", 48), ("12.0", 48)] {
+            let mut gpu = gpu(0, "A", &[]).gpu;
+            gpu.compute_capability = compute_capability.to_owned();
+            assert_eq!(mps.why_unshared(&gpu, most), None, "{compute_capability}");
+            let why = mps.why_unshared(&gpu, most + 1).unwrap();
+            let expected = format!("MPS serves at most {most} clients");
+            assert!(why.starts_with(&expected), "{compute_capability}: {why}");
+        }
     }
 
     #[test]
