@@ -20,6 +20,8 @@ mod kubelet_plugin;
 mod mps;
 mod runtimes;
 mod start;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use check::count;
 pub use check::{Check, Section, Status};

@@ -138,11 +138,6 @@ const LACKS: &[(&str, &str, &[&str])] = &[
         &["ONH-509"],
     ),
     (
-        "rm usr/lib/x86_64-linux-gnu/libcuda.so*; export NVIDIA_DRIVER_CAPABILITIES=utility",
-        SLEEP,
-        &[],
-    ),
-    (
         ": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01",
         SLEEP,
         &["ONH-509"],
@@ -171,14 +166,7 @@ const LACKS: &[(&str, &str, &[&str])] = &[
         SLEEP,
         &["ONH-511"],
     ),
-    ("rm dev/nvidiactl", SLEEP, &["ONH-512"]),
     ("rm dev/nvidia0", SLEEP, &["ONH-512"]),
-    (
-        "rm dev/nvidia0; mknod -m 666 dev/nvidia0 c 195 1",
-        SLEEP,
-        &["ONH-512"],
-    ),
-    ("rm dev/nvidia0; : >dev/nvidia0", SLEEP, &["ONH-512"]),
     ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", SLEEP, &[]),
     (
         "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0",

@@ -10,6 +10,8 @@ mod facts;
 pub(crate) mod find;
 mod inspect;
 mod parts;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 

@@ -9,61 +9,8 @@ use super::{NEEDS, below_root, examine};
 use crate::support::{HOOK, Need, run};
 
 tests! {
-    NEEDS => a_package_keeps_its_hook_file, a_spec_is_not_the_hook, the_configuration_of_the_hook_file;
+    NEEDS => the_configuration_of_the_hook_file;
     &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("runc")] => programs_that_are_asked_change_nothing;
-}
-
-/// Of two hook files that start the hook, the fix names the one that no package installs again.
-fn a_package_keeps_its_hook_file() {
-    for name in ["nvidia-old.json", "z.json"] {
-        let dir = changed(&format!(
-            "cd usr/share/containers/oci/hooks.d; cp oci-nvidia-hook.json {name}"
-        ));
-        let outcomes = examine(dir.path(), Caller::default());
-        let fixes = outcomes
-            .iter()
-            .filter(|outcome| outcome.id == Some("ONH-503"))
-            .map(|outcome| outcome.fix.as_str());
-        let expected = format!("rm /usr/share/containers/oci/hooks.d/{name}");
-        assert_eq!(
-            fixes.collect::<Vec<_>>(),
-            [expected.as_str(); 2],
-            "of Podman and of CRI-O"
-        );
-    }
-}
-
-/// A CDI spec does not hide that no engine starts the hook: the unit of the packages always writes one.
-fn a_spec_is_not_the_hook() {
-    let dir = changed(
-        "rm usr/share/containers/oci/hooks.d/* etc/containers/containers.conf.d/*; mkdir -p etc/cdi; \
-         printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
-         env: [A=b]\\n' >etc/cdi/a.yaml",
-    );
-    let outcomes = examine(dir.path(), Caller::default());
-    let of = |check: &str| {
-        let mut found = outcomes.clone();
-        found.retain(|outcome| outcome.check == check);
-        found
-    };
-    assert_eq!(of("engines").len(), 2, "{outcomes:?}");
-    for engine in of("engines") {
-        assert_eq!(
-            (engine.status, engine.id),
-            (Status::Warning, Some("ONH-501"))
-        );
-        assert!(
-            engine
-                .what
-                .contains("1 CDI device can be requested by name"),
-            "{engine:?}"
-        );
-    }
-    assert!(
-        of("containers")
-            .iter()
-            .all(|found| found.status != Status::Ok)
-    );
 }
 
 /// doctor judges the configuration that the engines pass to the hook.

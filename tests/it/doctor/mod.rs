@@ -13,7 +13,7 @@ pub mod user;
 use std::path::Path;
 use std::process::Command;
 
-use ::engines::{User, status};
+use ::engines::status;
 use base::paths::HostPath;
 use base::tree::Tree;
 use oci_nvidia_hook::testing::cli::doctor_text::{self, View};
@@ -31,44 +31,13 @@ const NEEDS: &[Need] = &[Need::OwnProcess, Need::Root, Need::Program("cc")];
 
 tests! {
     &[Need::OwnProcess] => a_bare_host, this_host, the_man_page_explains_each_check;
-    NEEDS => a_good_host, a_broken_host, devices_next_to_the_gpus, a_driver_root_with_files_only, nothing_is_changed,
-        one_sentence_for_all_names_of_a_library, nodes_that_the_hook_creates_need_no_boolean;
+    NEEDS => a_good_host, a_broken_host, a_driver_root_with_files_only, nothing_is_changed, one_sentence_for_all_names_of_a_library;
 }
 
 fn examine(host: &Path, caller: Caller) -> Vec<Check> {
     assert!(has_own_process(), "this test lacks Need::OwnProcess");
     let host = Tree::open(&HostPath::new(host)).unwrap();
     doctor::examine(&doctor::inspect(&host, None, caller))
-}
-
-/// Fedora and openSUSE: the label of the host's nodes is one that containers may not open. Nodes of SUSE are root:video 0660.
-fn nodes_that_the_hook_creates_need_no_boolean() {
-    let host = changed(
-        "echo '0 0' >sys/fs/selinux/booleans/container_use_devices; chgrp video dev/nvidia*; chmod 660 dev/nvidia*",
-    );
-    let of_selinux = |caller| {
-        let mut found = examine(host.path(), caller);
-        found.retain(|outcome| outcome.check == "selinux");
-        found.remove(0)
-    };
-    let of_root = of_selinux(Caller::default());
-    assert_eq!(of_root.status, Status::Ok, "{of_root:?}");
-    assert!(
-        of_root
-            .what
-            .starts_with("the hook creates the device nodes of containers")
-    );
-    // A rootless container gets the nodes of the host.
-    let tux = User {
-        name: "tux".into(),
-        uid: 1000,
-        home: None,
-    };
-    let of_tux = of_selinux(Caller {
-        user: Some(tux),
-        ..Caller::default()
-    });
-    assert_eq!(of_tux.id.unwrap(), "ONH-508");
 }
 
 /// Compares what `doctor`, `doctor --all` and `status` print for a host with the golden files.
@@ -133,40 +102,6 @@ fn a_broken_host() {
          echo '0 0' >sys/fs/selinux/booleans/container_use_devices",
     );
     assert_golden("broken", dir.path());
-}
-
-/// What the host has, how containers get it, and what is missing.
-fn devices_next_to_the_gpus() {
-    let spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gdrcopy\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n";
-    let dir = changed(&format!(
-        "mkdir -p dev/infiniband var/run/cdi; mknod dev/infiniband/uverbs0 c 231 192; mknod dev/gdrdrv c 506 0; \
-         mknod dev/nvidia-fs0 c 508 0; mknod dev/nvidia-fs1 c 508 1; printf '{spec}' >var/run/cdi/gdrcopy.yaml; \
-         sed -i '/^\\[devices/a deny = [\"mofed\"]' etc/nvidia-container-runtime/config.toml"
-    ));
-    let checks = examine(dir.path(), Caller::default())
-        .into_iter()
-        .filter(|check| check.check == "extra-devices");
-    let found: Vec<_> = checks.map(|check| (check.what, check.status)).collect();
-    let expected = [
-        (
-            "containers get GPUDirect Storage (2 device nodes) with NVIDIA_GDS=enabled; \
-             no usable CDI spec contains nvidia.com/gds=all",
-            Status::Ok,
-        ),
-        (
-            "[devices] in config.toml denies GPUDirect RDMA to containers",
-            Status::Ok,
-        ),
-        (
-            "containers get GDRCopy (1 device node) with NVIDIA_GDRCOPY=enabled or the CDI device nvidia.com/gdrcopy=all",
-            Status::Ok,
-        ),
-        ("this host does not have NVSwitches", Status::Skipped),
-    ];
-    assert_eq!(
-        found,
-        expected.map(|(what, status)| (what.to_owned(), status))
-    );
 }
 
 /// On GKE's nodes, the driver root contains only files; /dev and /proc are the host's, and NVML must run there.
