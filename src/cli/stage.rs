@@ -39,10 +39,9 @@ pub enum Stage {
     /// Hook stage: do nothing
     #[command(hide = true)]
     Poststart,
-    /// Hook stage: remove what the hook created, and its record
+    /// Hook stage: note the end of the container in its record
     ///
-    /// The hook removes what it created in the container's root file system, if it is unchanged. It keeps the record of a container
-    /// that failed for some time.
+    /// Engines work without a hook file for this stage.
     #[command(hide = true)]
     Poststop,
 }

@@ -7,7 +7,6 @@ use std::time::SystemTime;
 
 use anyhow::Result;
 use serde::Serialize;
-use serde_json::Value;
 
 use base::json;
 use base::report::one_line;
@@ -29,7 +28,7 @@ use records::{NRI, Outcome, Record, RecordedDevice, StoredFinding};
 struct Document<'a> {
     version: u32,
     /// Sorted from the newest to the oldest
-    records: Vec<Value>,
+    records: &'a [&'a Record],
     /// The given container, if it has no record
     #[serde(skip_serializing_if = "Option::is_none")]
     without_record: Option<&'a WithoutRecord>,
@@ -113,17 +112,13 @@ fn show(
 }
 
 fn document(records: &[&Record], without_records: &[WithoutRecord]) -> Result<String> {
-    let mut documents = Vec::new();
-    for record in records {
-        documents.push(record.document()?);
-    }
     Ok(json::pretty(&Document {
         version: json::VERSION,
         without_record: match without_records {
             [one] if records.is_empty() => Some(one),
             _ => None,
         },
-        records: documents,
+        records,
         without_records,
     })? + "\n")
 }

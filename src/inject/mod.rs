@@ -11,7 +11,7 @@
 //! | [`mod@apply`] | applies steps inside the container's mount namespace |
 //! | [`container`] | the container: its root, its /dev, its mounts and its linker cache |
 //! | [`layer`] | covers directories that cannot be changed |
-//! | [`remove`] | removes created names, after a failure and at poststop |
+//! | [`remove`] | removes created names after a failure |
 //! | [`files`] | mount sources, and operations in a directory |
 
 mod apply;
@@ -27,7 +27,6 @@ use apply::layout::Layout;
 use container::OpenContainer;
 use container::host_dev::HostDev;
 use prepare::Prepared;
-use remove::leftovers;
 use remove::undo::StillMounted;
 
 use base::report::{Finding, classify};
@@ -37,7 +36,6 @@ use nvidia_host::edits::Need;
 
 use crate::plan::Container;
 use crate::plan::step::Step;
-use records::created::Entry;
 
 /// Steps with their opened sources. The container is still unchanged.
 pub(crate) struct PreparedSteps<'a> {
@@ -77,16 +75,7 @@ pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Prepar
     Ok(plan)
 }
 
-/// The result of [`apply()`].
-#[derive(Debug, Default)]
-pub(crate) struct Finished {
-    pub findings: Vec<Finding>,
-    /// Names that were created in the container
-    pub created: Vec<Entry>,
-}
-
-/// Runs all steps of a plan, or none. This process stays in the container's mount namespace. `earlier`: names that earlier starts of
-/// the container created, from its record.
+/// Runs all steps of a plan, or none. This process stays in the container's mount namespace.
 ///
 /// # Errors
 /// If a required step fails. The steps before it are undone.
@@ -94,8 +83,7 @@ pub(crate) fn apply(
     plan: PreparedSteps<'_>,
     open: OpenContainer,
     container: &Container<'_>,
-    earlier: &[Entry],
-) -> Result<Finished> {
+) -> Result<Vec<Finding>> {
     let PreparedSteps {
         steps,
         api,
@@ -103,7 +91,7 @@ pub(crate) fn apply(
         label,
         mut findings,
     } = plan;
-    let is_own = leftovers::is_own(
+    let is_own = apply::is_own(
         open.rootfs(),
         container.id,
         container.bundle,
@@ -117,26 +105,21 @@ pub(crate) fn apply(
     let inside = open
         .enter()
         .map(|inside| Layout::new(inside, api, host_dev, label, &container.spec.mounts));
-    let target =
-        inside.map(|layout| Applier::new(layout, api, is_own, earlier.to_vec(), own_nodes));
+    let target = inside.map(|layout| Applier::new(layout, api, is_own, own_nodes));
     let finished = target.and_then(|target| run_all(target, steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
     // host's root: a record is only accepted if no other user could have written it.
     if has_other_owner {
         base::sys::process::create_files_as_ourselves();
     }
-    let finished = finished?;
-    findings.extend(finished.findings);
-    Ok(Finished {
-        findings,
-        ..finished
-    })
+    findings.extend(finished?);
+    Ok(findings)
 }
 
 /// The hint for an error whose cause is unknown.
 const INSPECT: &str = "inspect that path in the image and what is mounted on it";
 
-fn run_all(mut target: Applier, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Finished> {
+fn run_all(mut target: Applier, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Vec<Finding>> {
     for (step, prepared) in steps {
         let done = target.run(prepared, step.need());
         let Err(error) = done.with_context(|| format!("cannot {step}")) else {

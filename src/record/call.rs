@@ -14,7 +14,6 @@ use base::sys::stdio;
 
 use super::journal::{Journal, priority};
 use super::log_file::LogFile;
-use records::created::{self, Entry};
 use records::store::Store;
 use records::{Outcome, Pod, Record};
 
@@ -91,11 +90,6 @@ impl Call {
                 .store
                 .as_ref()
                 .and_then(|store| store.record_of(&self.record.container.id));
-            // poststop needs these names, whatever becomes of this call.
-            self.record.created = earlier
-                .as_ref()
-                .map(|earlier| earlier.created.clone())
-                .unwrap_or_default();
             self.earlier = earlier.filter(|earlier| earlier.is_of_start(&self.record));
             name::by_conmon(&mut self.record);
         }
@@ -173,11 +167,6 @@ impl Call {
             Outcome::Given,
             if earlier.is_empty() { reason } else { &earlier },
         );
-    }
-
-    /// Records the created names, together with the names that earlier calls created.
-    pub(crate) fn created(&mut self, created: Vec<Entry>) {
-        self.record.created = created::merge(std::mem::take(&mut self.record.created), created);
     }
 
     /// Logs and prints the error that stops the container.

@@ -63,7 +63,7 @@ fn set_up(
     let (bytes, state) = read_state()?;
     if state.has_ended {
         // A hook file with the stages prestart and poststop passes the same arguments at both.
-        poststop::clean_up(&state);
+        poststop::note_end(&state);
         return Ok(());
     }
     call.record().pid = state.pid;
@@ -157,9 +157,8 @@ pub(super) fn set_up_container(
         allow_devices(Pid::from_raw(pid), container, &rules, gpus.config(), call)?;
         call.step_done("cgroup");
     }
-    let finished = inject::apply(prepared, open, container, &call.record().created.clone())?;
-    call.findings(&finished.findings);
-    call.created(finished.created);
+    let findings = inject::apply(prepared, open, container)?;
+    call.findings(&findings);
     call.step_done("mounts");
     let given = format!("injected {gpus}");
     call.note(&given);

@@ -69,14 +69,8 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.findings(&plan::newer_libcuda(&image));
     let steps = steps(&edits, &image);
     let prepared = inject::prepare(&steps, &spec.mount_label)?;
-    let finished = inject::apply(
-        prepared,
-        open,
-        &Container::new(&state, &spec)?,
-        &call.record().created.clone(),
-    )?;
-    call.findings(&finished.findings);
-    call.created(finished.created);
+    let findings = inject::apply(prepared, open, &Container::new(&state, &spec)?)?;
+    call.findings(&findings);
     call.step_done("rootfs");
     call.end_of_rootfs(&format!(
         "completed the setup that the engine began, in {} steps",

@@ -10,7 +10,6 @@ use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, private_dir, scratch, sh, snapshot};
-use crate::why::isolated;
 
 tests! {
     NEEDS => directories_of_the_host_in_cdi, directories_of_the_host_at_precreate, cuda_compat_stays_first,
@@ -428,38 +427,6 @@ fn a_container_that_ran_with_another_driver() {
         )
         .ok();
     }
-    // On another file system, the record of the earlier start lists the names.
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let fake = FakeDriver::new(&["--gpus", "1"]);
-    let start = || {
-        let container = Waiting::with_all_gpus(dir.path(), &image);
-        container.call(&mut isolated(dir.path()), &fake.config).ok();
-        container
-    };
-    start().exec("probe-dlopen libnvidia-opencl.so.1").ok();
-    fake.rebuild(&["--gpus", "1", "--version", "550.54.14"]);
-    fake.configure("");
-    sh(&format!(
-        "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
-        fake.root.display()
-    ))
-    .ok();
-    std::fs::write(
-        image
-            .rootfs
-            .join("usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.470.1"),
-        "",
-    )
-    .unwrap();
-    let said = start().exec(
-        "probe-dlopen libnvidia-opencl.so.1; cd /usr/lib/x86_64-linux-gnu; ls libnvidia-opencl* libnvidia-fbc.so.470*",
-    );
-    assert!(
-        !said.stdout.contains("file too short") && said.stdout.contains("libnvidia-fbc.so.470.1"),
-        "{said:?}"
-    );
-    assert!(!said.stdout.contains("libnvidia-opencl.so.535"), "{said:?}");
     // A rootfs that may also belong to another container is not changed.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);

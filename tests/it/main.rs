@@ -87,7 +87,6 @@ mod plan;
 mod podman;
 mod podman_drop_in;
 mod podman_shapes;
-mod poststop;
 mod precreate;
 mod precreate_podman;
 mod prepare;
@@ -96,6 +95,7 @@ mod readme;
 mod real_images;
 mod records;
 mod repository;
+mod restart;
 mod rpm;
 mod scene;
 mod shapes;
@@ -139,7 +139,7 @@ tests_of! {
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
     limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned,
-    plan, podman, podman_drop_in, poststop, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes,
+    plan, podman, podman_drop_in, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, restart, rpm, shapes,
     soak, start_order, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
 }
 

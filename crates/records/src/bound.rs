@@ -50,7 +50,6 @@ impl Record {
             devices,
             findings,
             steps,
-            created: _,
             version: _,
             hook: _,
             container:
@@ -100,15 +99,10 @@ impl Record {
 
     fn shortened(&self, items: usize, chars: usize) -> Option<Vec<u8>> {
         let mut value = serde_json::to_value(self).ok()?;
-        // All or none: the number of created names does not depend on the request.
-        value.as_object_mut()?.remove("created");
         shorten(&mut value, items, chars);
         let mut record: Self = serde_json::from_value(value).ok()?;
         (record.container.id, record.container.bundle) =
             (self.container.id.clone(), self.container.bundle.clone());
-        if items == LIMITS[0].0 {
-            record.created.clone_from(&self.created);
-        }
         Some(json::pretty(&record).ok()?.into_bytes())
     }
 }
@@ -182,13 +176,6 @@ mod tests {
                 TimedStep {
                     name: "driver".to_owned(),
                     milliseconds: 0.1 + 0.2
-                };
-                items
-            ];
-            record.created = vec![
-                crate::created::Entry {
-                    path: "/usr/a b".into(),
-                    mark: crate::created::Mark::SetUp(u64::MAX)
                 };
                 items
             ];

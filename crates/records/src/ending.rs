@@ -57,7 +57,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::{Pod, created};
+    use crate::Pod;
 
     fn finding(what: &str) -> StoredFinding {
         StoredFinding {
@@ -74,10 +74,6 @@ mod tests {
         let bundle = Path::new("/b/\"outcome\": \"ok\"");
         record.name_container("0a\n  \"outcome\": 7".to_owned(), Pod::default(), bundle);
         record.step("driver", Duration::from_millis(3));
-        record.created = vec![created::Entry {
-            path: "/usr/bin/nvidia-smi".into(),
-            mark: created::Mark::SetUp(7),
-        }];
         record.findings = vec![finding("first")];
         let beginning = record.beginning().unwrap();
         for findings in [

@@ -3,7 +3,6 @@
 
 pub mod asked;
 mod bound;
-pub mod created;
 mod device;
 mod ending;
 mod pod;
@@ -67,9 +66,6 @@ pub struct Record {
     pub devices: Vec<RecordedDevice>,
     /// The steps of the calls of this start
     pub steps: Vec<TimedStep>,
-    /// Created names in the container's file system, for `poststop`
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub created: Vec<created::Entry>,
     // The members of `Ending`, which are the last ones.
     /// The result
     pub outcome: Outcome,
@@ -235,13 +231,11 @@ impl Record {
             pid,
             findings,
             steps,
-            created,
             ..
         } = std::mem::take(self);
         *self = Self {
             container,
             pid,
-            created,
             outcome: Outcome::Unfinished,
             ..earlier
         };
@@ -252,7 +246,6 @@ impl Record {
     /// Records that the container has ended.
     fn end_of_container(&mut self, now: SystemTime) {
         self.ended = humantime::format_rfc3339_millis(now).to_string();
-        self.created.clear();
     }
 
     /// Adds a finding, up to a limit. Calls for the same start can report the same finding.
@@ -305,23 +298,6 @@ impl Record {
     fn of_shortfall(&self) -> Option<&StoredFinding> {
         let (id, _) = shortfall::of(&self.findings)?;
         self.findings.iter().find(|finding| finding.id == id)
-    }
-
-    /// Returns the record for a document. In its file, each created name is one short text, because there are many.
-    ///
-    /// # Errors
-    /// If the path of the bundle is not UTF-8.
-    pub fn document(&self) -> serde_json::Result<serde_json::Value> {
-        let mut value = serde_json::to_value(self)?;
-        if let Some(created) = value.get_mut("created") {
-            *created = serde_json::to_value(
-                self.created
-                    .iter()
-                    .map(created::Created::from)
-                    .collect::<Vec<_>>(),
-            )?;
-        }
-        Ok(value)
     }
 
     /// Parses a record.

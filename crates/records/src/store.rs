@@ -113,26 +113,21 @@ impl Store {
         Ok(found)
     }
 
-    /// Marks the container as ended in its record, and returns the record from before. It is kept, because users ask `why` for
-    /// containers that the engine has removed. `add_name` completes the names of the container.
-    pub fn end(
-        &self,
-        id: &str,
-        now: SystemTime,
-        add_name: fn(&mut ContainerNames),
-    ) -> Option<Record> {
-        let name = file_name(id)?;
-        let Ok(record) = self.read(&name) else {
-            self.remove(&name);
-            return None;
+    /// Marks the container as ended in its record. It is kept, because users ask `why` for containers that the engine has removed.
+    /// `add_name` completes the names of the container.
+    pub fn end(&self, id: &str, now: SystemTime, add_name: fn(&mut ContainerNames)) {
+        let Some(name) = file_name(id) else {
+            return;
         };
-        if record.outcome != Outcome::Failed {
-            let mut ended = record.clone();
-            ended.end_of_container(now);
-            add_name(&mut ended.container);
-            self.write(&ended);
+        match self.read(&name) {
+            Ok(record) if record.outcome == Outcome::Failed => {}
+            Ok(mut record) => {
+                record.end_of_container(now);
+                add_name(&mut record.container);
+                self.write(&record);
+            }
+            Err(_) => self.remove(&name),
         }
-        Some(record)
     }
 
     /// If there were too many records when the directory was opened, removes the surplus, unreadable files, and old temporary files.
@@ -252,9 +247,9 @@ mod tests {
         let mut broken: Vec<_> = found.broken.iter().map(|(name, _)| name.as_str()).collect();
         broken.sort_unstable();
         assert_eq!(broken, ["c.json", "d.json", "e.json"]);
-        let ended = ["a", "b", "c", "d", "e", "../b"]
-            .map(|id| store.end(id, SystemTime::UNIX_EPOCH, |_| ()).is_some());
-        assert_eq!(ended, [true, true, false, false, false, false]);
+        for id in ["a", "b", "c", "d", "e", "../b"] {
+            store.end(id, SystemTime::UNIX_EPOCH, |_| ());
+        }
         let found = store.all().unwrap();
         let mut ended = record("a", Outcome::Given, "1");
         "1970-01-01T00:00:00.000Z".clone_into(&mut ended.ended);

@@ -133,7 +133,7 @@ impl Layout {
             self.cover(self.rootfs.existing_part(path))?;
             opened = self.create_dir_all(path, &mut created);
         }
-        self.done.add_directories(path, created);
+        self.done.add_directories(created);
         let dir = opened
             .with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
         self.opened.push((path.to_owned(), Rc::clone(&dir)));
@@ -236,7 +236,6 @@ impl Layout {
         }
         match made {
             Ok(made) => {
-                self.done.note_created(path.relative());
                 self.done.add(Change::Created(Created {
                     dir: Rc::clone(&dir),
                     name: name.into(),

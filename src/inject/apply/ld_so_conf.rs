@@ -83,7 +83,6 @@ impl Applier {
             ),
         };
         replace_file(&dir, name, text).context("write it")?;
-        self.layout.done.note_created(&path());
         self.layout.done.add(change);
         Ok(())
     }

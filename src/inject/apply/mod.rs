@@ -26,7 +26,6 @@ use base::sys::mount::{Api, MountAttrs};
 use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
-use crate::inject::Finished;
 use crate::inject::apply::decide::{
     CopyAt, LinkAt, MountAt, Mounting, copy_at, directory_at, hidden, hides_file, link_at, mask_at,
     mount_at,
@@ -38,10 +37,10 @@ use crate::inject::files::directory::{
 use crate::inject::files::source::{Source, same_file};
 use crate::inject::files::tmpfs::{Directory, is_own_tmpfs};
 use crate::inject::prepare::Prepared;
-use crate::inject::remove::leftovers::is_library_of_a_driver;
 use crate::inject::remove::undo::Change;
 use own_node::OwnNodes;
-use records::created::Entry;
+use stale::is_library_of_a_driver;
+pub(in crate::inject) use stale::is_own;
 
 /// A container whose mount namespace this process has entered. Each step is a method.
 #[derive(Debug)]
@@ -50,8 +49,6 @@ pub(crate) struct Applier {
     api: Api,
     /// Whether the engine made this root file system for the container
     is_own: bool,
-    /// Names that earlier starts of the container created
-    earlier: Vec<Entry>,
     /// The nodes that are created for the container
     own_nodes: OwnNodes,
     /// Mounted files by their path
@@ -83,14 +80,12 @@ impl Applier {
         layout: Layout,
         api: Api,
         is_own: bool,
-        earlier: Vec<Entry>,
         own_nodes: BTreeSet<(u32, u32)>,
     ) -> Self {
         Self {
             layout,
             api,
             is_own,
-            earlier,
             own_nodes: OwnNodes::new(own_nodes),
             mounted: Vec::new(),
             placed: Vec::new(),
@@ -143,16 +138,12 @@ impl Applier {
         layout.undo();
     }
 
-    /// Completes the setup after the last step.
-    pub(in crate::inject) fn finish(&mut self) -> Result<Finished> {
+    /// Completes the setup after the last step. Returns the findings.
+    pub(in crate::inject) fn finish(&mut self) -> Result<Vec<Finding>> {
         self.layout.seal()?;
         // The setup is complete. A leftover that cannot be removed does no harm.
         self.remove_stale();
-        let done = &mut self.layout.done;
-        Ok(Finished {
-            findings: std::mem::take(&mut done.findings),
-            created: done.take_created(),
-        })
+        Ok(std::mem::take(&mut self.layout.done.findings))
     }
 
     fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
@@ -176,7 +167,6 @@ impl Applier {
             let dir = self.layout.writable(dir, target)?;
             let name = Path::new(name);
             replace_with_copy(&dir, name, content)?;
-            self.layout.done.note_created(target.relative());
             self.layout.done.add(Change::Rewritten {
                 dir,
                 name: name.into(),
@@ -250,10 +240,7 @@ impl Applier {
         }
         match (at, present) {
             (MountAt::Present, _) => Ok(MountPoint::Present),
-            (_, Present::Other(point, stat)) => {
-                self.layout.done.note_left(target, &stat);
-                Ok(MountPoint::Existing(dir, point))
-            }
+            (_, Present::Other(point, _)) => Ok(MountPoint::Existing(dir, point)),
             (_, Present::Link(text)) => {
                 let dir = self.layout.writable(dir, target)?;
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;

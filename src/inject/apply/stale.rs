@@ -1,36 +1,63 @@
 //! Removes what another driver version left in a container that is started again: the empty mount points of its libraries, and
 //! links to them. A program that loads a library that the new driver lacks would fail with "file too short".
 //!
-//! The names belong to this container, by the engine's list of its layers or by the record of an earlier start.
-//!
-//! This is done only if no other container uses the root file system, see [`sharing`](crate::inject::remove::rootfs_users). It removes only empty
-//! regular files with the versioned name of a driver library, and links to them in the same directory.
+//! This is done only in a root file system that the engine made for this container, and that no other container uses, see
+//! [`rootfs_users`](crate::inject::remove::rootfs_users). It removes only empty regular files with the versioned name of a driver library,
+//! and links to them in the same directory.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, FileType, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, OFlags};
 
 use base::paths::ContainerPath;
 use base::report::Finding;
-use base::sys::in_root::Created;
+use base::sys::in_root::{Created, Root};
 use findings::catalog;
+use nvidia_host::driver::{file_table, is_version};
 
 use super::Applier;
 use crate::inject::files::tmpfs::is_read_only;
-use crate::inject::remove::hidden::{Hidden, remove_unless_shared};
-use crate::inject::remove::leftovers::{is_created, is_library_of_a_driver};
+use crate::inject::remove::hidden::{self, Hidden};
 use crate::inject::remove::rootfs_users::RootfsMount;
 use crate::plan::step::CacheEntry;
+use crate::record::storage;
 
 /// Upper limit for the directories to search; driver libraries are in one or two.
 const MAX_DIRECTORIES: usize = 8;
 /// Upper limit for the names of all these directories; distributions have thousands.
 const MAX_NAMES: usize = 50_000;
+
+const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+
+/// Reports whether the engine made the root file system for this container: on overlayfs, each container usually has its own upper
+/// layer; otherwise, containers/storage lists the layer for this container. `path` is `root.path` of config.json.
+///
+/// Another container can use it nevertheless, if it was started with `--rootfs`.
+pub(in crate::inject) fn is_own(
+    rootfs: &Root,
+    id: &str,
+    bundle: Option<&Path>,
+    path: &Path,
+) -> bool {
+    rustix::fs::fstatfs(rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC)
+        || bundle.is_some_and(|bundle| storage::has_layer(id, bundle, path))
+}
+
+/// Reports whether this is the name of a driver library with its version, like `libcuda.so.535.183.01`.
+pub(super) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
+    let Some(name) = name.as_ref().to_str() else {
+        return false;
+    };
+    let Some((library, version)) = name.split_once(".so.") else {
+        return false;
+    };
+    is_version(version) && file_table::LIBRARIES.iter().any(|row| row.name == library)
+}
 
 impl Applier {
     /// Searches the directories of these libraries, and the directories of links that led to another driver version: with CDI and
@@ -48,47 +75,49 @@ impl Applier {
                 dirs.push(dir);
             }
         }
-        let (mut stale, mut left) = (Stale::default(), MAX_NAMES);
+        let (mut paths, mut left) = (BTreeSet::new(), MAX_NAMES);
         for dir in dirs {
-            self.find_stale_in(&dir, &mut left, &mut stale);
+            self.find_stale_in(&dir, &mut left, &mut paths);
         }
-        let Stale {
-            mut paths,
-            mut kept,
-        } = stale;
-        if !paths.is_empty() && self.place().is_none_or(|place| place.is_used_elsewhere()) {
-            self.stale.clear();
-            kept.append(&mut paths);
+        if paths.is_empty() || self.unshared().is_some() {
+            return paths;
         }
-        self.layout.done.findings.extend(left_behind(&kept));
-        paths
+        self.stale.clear();
+        self.layout.done.findings.extend(left_behind(&paths));
+        BTreeSet::new()
     }
 
-    fn place(&self) -> Option<RootfsMount> {
-        RootfsMount::find(&self.layout.rootfs, true)
+    /// Returns the root file system if the engine made it for this container, and no other one uses it.
+    fn unshared(&self) -> Option<RootfsMount> {
+        if !self.is_own {
+            return None;
+        }
+        let place = RootfsMount::find(&self.layout.rootfs)?;
+        (!place.is_used_elsewhere()).then_some(place)
     }
 
     /// Removes the files, unless another container has started with the same root file system.
     pub(super) fn remove_stale(&mut self) {
         let stale = std::mem::take(&mut self.stale);
-        if !stale.is_empty()
-            && let Some(place) = self.place()
-        {
-            let put = || {
-                stale
-                    .iter()
-                    .filter_map(|left| Hidden::hide(&left.dir, &left.name, left.is_dir))
-                    .collect()
-            };
-            remove_unless_shared(&place, put);
+        if stale.is_empty() {
+            return;
         }
+        // A container that runs must not miss the names even for a moment.
+        let Some(place) = self.unshared() else {
+            return;
+        };
+        let mut names = Vec::new();
+        for left in &stale {
+            names.extend(Hidden::hide(&left.dir, &left.name, left.is_dir));
+        }
+        hidden::finish(&place, &names);
     }
 
     fn find_stale_in(
         &mut self,
         path: &ContainerPath,
         left: &mut usize,
-        found: &mut Stale,
+        found: &mut BTreeSet<PathBuf>,
     ) -> Option<()> {
         let dir = Rc::new(
             self.layout
@@ -110,12 +139,7 @@ impl Applier {
             .collect();
         *left = left.saturating_sub(names.len());
         for name in stale_names(&dir, &names) {
-            let file = path.absolute().join(name);
-            if !self.may_remove(path, &dir, name) {
-                found.kept.insert(file);
-                continue;
-            }
-            found.paths.insert(file);
+            found.insert(path.absolute().join(name));
             self.stale.push(Created {
                 dir: Rc::clone(&dir),
                 name: name.into(),
@@ -124,15 +148,6 @@ impl Applier {
         }
         Some(())
     }
-}
-
-/// What another driver version left.
-#[derive(Debug, Default)]
-struct Stale {
-    /// What is removed
-    paths: BTreeSet<PathBuf>,
-    /// What may belong to another container, and stays
-    kept: BTreeSet<PathBuf>,
 }
 
 /// Returns the names of a directory that are empty files of a driver, and the links to them.
@@ -173,21 +188,6 @@ fn left_behind(kept: &BTreeSet<PathBuf>) -> Option<Finding> {
     ))
 }
 
-impl Applier {
-    /// Reports whether a name may be removed: the root file system was made for this container, or its record lists this file. Other
-    /// root file systems (`--rootfs`, engines whose lists the hook does not read) may be shared.
-    fn may_remove(&self, path: &ContainerPath, dir: &OwnedFd, name: &OsStr) -> bool {
-        let is_recorded = |stat: Stat| {
-            let path = path.absolute().join(name);
-            self.earlier
-                .iter()
-                .any(|entry| entry.path == path && is_created(entry, &stat))
-        };
-        self.is_own
-            || rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_recorded)
-    }
-}
-
 fn is_empty_file(dir: &OwnedFd, name: &OsStr) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -199,4 +199,24 @@ fn is_empty_file(dir: &OwnedFd, name: &OsStr) -> bool {
 fn link_text(dir: &OwnedFd, name: &OsStr) -> Option<OsString> {
     let text = rustix::fs::readlinkat(dir, name, Vec::new()).ok()?;
     Some(OsString::from_vec(text.into_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_driver_libraries() {
+        for (name, is) in [
+            ("libcuda.so.535.183.01", true),
+            ("libnvidia-ml.so.550.54", true),
+            ("libcuda.so.1", false),
+            ("libcuda.so", false),
+            ("libcuda.so.535.183.01.bak", false),
+            ("libcudart.so.12.2", false),
+            ("libc.so.6.1", false),
+        ] {
+            assert_eq!(is_library_of_a_driver(name), is, "{name}");
+        }
+    }
 }

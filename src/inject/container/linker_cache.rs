@@ -16,7 +16,7 @@ use nvidia_host::driver::ldcache::{self, Arch, Cache, CacheFormat, NewEntry};
 use crate::plan::step::CacheEntry;
 
 /// Upper limit for the cache in bytes. A cache of 100 000 libraries has half of it.
-pub(crate) const MAX_SIZE: usize = 16 << 20;
+const MAX_SIZE: usize = 16 << 20;
 
 /// Returns the content of an image's cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.
 pub(in crate::inject) fn read(rootfs: &Root) -> Result<Option<Vec<u8>>> {

@@ -8,9 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
 use crate::inject::files::source::open_in;
@@ -81,14 +79,10 @@ const TIME_OF_COPIES: Timespec = Timespec {
 
 /// Reports whether a file is as the hook creates files: an empty mount point, or a copy to which nobody has written.
 pub(in crate::inject) fn is_unchanged(stat: &Stat) -> bool {
-    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    is_file && (stat.st_size == 0 || is_copy(stat))
-}
-
-/// Reports whether a file has the modification time of copies.
-pub(in crate::inject) fn is_copy(stat: &Stat) -> bool {
     let Timespec { tv_sec, tv_nsec } = TIME_OF_COPIES;
-    stat.st_mtime == tv_sec && i64::try_from(stat.st_mtime_nsec) == Ok(tv_nsec)
+    let is_copy = stat.st_mtime == tv_sec && i64::try_from(stat.st_mtime_nsec) == Ok(tv_nsec);
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    is_file && (stat.st_size == 0 || is_copy)
 }
 
 /// Creates a file with this content. O_EXCL fails if the name exists, and never follows a link.
@@ -148,26 +142,6 @@ pub(in crate::inject) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]
         return Err(error.into());
     }
     rename_or_remove(dir, &temporary, name)
-}
-
-/// Creates a file atomically. Fails if the name exists.
-pub(in crate::inject) fn create_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
-    let temporary = temporary_name(name);
-    let written = create(dir, temporary.as_os_str())
-        .map(File::from)?
-        .write_all(content);
-    let renamed = written.map_err(anyhow::Error::from).and_then(|()| {
-        Ok(rustix::fs::renameat_with(
-            dir,
-            &temporary,
-            dir,
-            name,
-            RenameFlags::NOREPLACE,
-        )?)
-    });
-    renamed.inspect_err(|_| {
-        rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
-    })
 }
 
 fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> {

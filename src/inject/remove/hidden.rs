@@ -49,17 +49,15 @@ impl Hidden {
     }
 
     /// Removes the file, or a directory if it is empty. Otherwise it gets its name back.
-    fn remove(&self) -> bool {
+    fn remove(&self) {
         let flags = if self.is_dir {
             AtFlags::REMOVEDIR
         } else {
             AtFlags::empty()
         };
-        let is_removed = rustix::fs::unlinkat(&*self.dir, &self.temporary, flags).is_ok();
-        if !is_removed {
+        if rustix::fs::unlinkat(&*self.dir, &self.temporary, flags).is_err() {
             self.restore();
         }
-        is_removed
     }
 }
 
@@ -71,25 +69,12 @@ fn aside_name(name: &Path) -> PathBuf {
     aside.into()
 }
 
-/// Removes the names that `put` renames, unless another container uses the root file system. Returns for each whether it is removed;
-/// empty if none is.
-pub(in crate::inject) fn remove_unless_shared(
-    place: &RootfsMount,
-    put: impl FnOnce() -> Vec<Hidden>,
-) -> Vec<bool> {
-    // A container that runs must not miss the names even for a moment.
-    if place.is_used_elsewhere() {
-        return Vec::new();
-    }
-    finish(place, &put())
-}
-
 /// Removes the names that were renamed while no other container used the root file system. If one has started to use it since then,
-/// they get their names back. Returns for each whether it is removed; empty if none is.
-pub(in crate::inject) fn finish(place: &RootfsMount, names: &[Hidden]) -> Vec<bool> {
-    if names.is_empty() || place.is_used_elsewhere() {
+/// they get their names back.
+pub(in crate::inject) fn finish(place: &RootfsMount, names: &[Hidden]) {
+    if place.is_used_elsewhere() {
         names.iter().rev().for_each(Hidden::restore);
-        return Vec::new();
+    } else {
+        names.iter().for_each(Hidden::remove);
     }
-    names.iter().map(Hidden::remove).collect()
 }

@@ -1,6 +1,5 @@
-//! Removes what the hook created: when a start fails, and at poststop, unless another container uses the root file system.
+//! Removes what the hook created, unless another container uses the root file system.
 
 pub(in crate::inject) mod hidden;
-pub(crate) mod leftovers;
 pub(in crate::inject) mod rootfs_users;
 pub(in crate::inject) mod undo;

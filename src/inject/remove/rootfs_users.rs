@@ -47,14 +47,14 @@ pub(in crate::inject) struct RootfsMount {
 }
 
 impl RootfsMount {
-    /// Returns the place of a root file system. `in_container`: this process has entered the mount namespace of a container, in
-    /// which the runtime has mounted the root file system on itself. `None` if the place cannot be determined.
-    pub(in crate::inject) fn find(rootfs: &Root, in_container: bool) -> Option<Self> {
+    /// Returns the place of a root file system. This process has entered the mount namespace of a container, in which the runtime has
+    /// mounted the root file system on itself. `None` if the place cannot be determined.
+    pub(in crate::inject) fn find(rootfs: &Root) -> Option<Self> {
         let (id, path) = (reused_id(rootfs).ok()?, real_path(rootfs.as_fd()).ok()?);
-        Self::from_table(&read_table().ok()?, id, &path, in_container)
+        Self::from_table(&read_table().ok()?, id, &path)
     }
 
-    fn from_table(table: &[u8], id: u64, path: &Path, in_container: bool) -> Option<Self> {
+    fn from_table(table: &[u8], id: u64, path: &Path) -> Option<Self> {
         let lines: BTreeMap<u64, MountEntry<'_>> =
             mounts(table).map(|line| (line.id, line)).collect();
         let (mount, point) = (lines.get(&id)?, escaped(path));
@@ -63,13 +63,8 @@ impl RootfsMount {
         if !below.is_empty() {
             root = joined(&root, below);
         }
-        let is_mounted = match (below.is_empty(), in_container) {
-            (false, _) => false,
-            (true, false) => true,
-            (true, true) => lines
-                .get(&mount.parent)
-                .is_some_and(|under| is_same(under, mount)),
-        };
+        let is_on_itself = |under: &MountEntry<'_>| is_same(under, mount);
+        let is_mounted = below.is_empty() && lines.get(&mount.parent).is_some_and(is_on_itself);
         Some(Self {
             device: mount.device,
             root,
@@ -155,15 +150,18 @@ fn joined(dir: &[u8], below: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    const HOST: &str = "21 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
-        40 21 0:50 / /storage/x/merged rw - overlay overlay rw\n";
+    /// Before pivot_root(2), the runtime's mount is on the engine's mount, or on the directory.
+    const INSIDE: &str = "21 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
+        40 21 0:50 / /storage/x/merged rw - overlay overlay rw\n\
+        60 40 0:50 / /storage/x/merged rw - overlay overlay rw\n\
+        61 21 8:1 /storage/dir/y /storage/dir/y rw - ext4 /dev/a rw\n";
 
     fn overlay() -> RootfsMount {
-        RootfsMount::from_table(HOST.as_bytes(), 40, Path::new("/storage/x/merged"), false).unwrap()
+        RootfsMount::from_table(INSIDE.as_bytes(), 60, Path::new("/storage/x/merged")).unwrap()
     }
 
     fn directory() -> RootfsMount {
-        RootfsMount::from_table(HOST.as_bytes(), 21, Path::new("/storage/dir/y"), false).unwrap()
+        RootfsMount::from_table(INSIDE.as_bytes(), 61, Path::new("/storage/dir/y")).unwrap()
     }
 
     fn is_used(place: &RootfsMount, lines: &[&str]) -> bool {
@@ -187,25 +185,12 @@ mod tests {
             directory(),
             place("/storage/dir/y", "/storage/dir/y", (8, 1), false)
         );
-        // In the container's namespace, before pivot_root(2), the runtime's mount is on the engine's mount or on the directory.
-        let inside = format!(
-            "{HOST}60 40 0:50 / /storage/x/merged rw - overlay overlay rw\n\
-             61 21 8:1 /storage/dir/y /storage/dir/y rw - ext4 /dev/a rw\n"
-        );
-        let of = |id, path| {
-            RootfsMount::from_table(inside.as_bytes(), id, Path::new(path), true).unwrap()
-        };
-        assert_eq!(of(60, "/storage/x/merged"), overlay());
-        assert_eq!(of(61, "/storage/dir/y"), directory());
-        assert_eq!(
-            RootfsMount::from_table(b"", 40, Path::new("/storage/x/merged"), false),
-            None
-        );
+        let empty = RootfsMount::from_table(b"", 60, Path::new("/storage/x/merged"));
+        assert_eq!(empty, None);
         let spaces = RootfsMount::from_table(
             b"7 1 0:9 /a\\040b /m\\040n rw - x y rw\n",
             7,
             Path::new("/m n/c d"),
-            false,
         );
         assert_eq!(
             spaces,
@@ -294,7 +279,7 @@ mod tests {
     #[test]
     fn this_process_uses_no_other_root_file_system() {
         let dir = tempfile::tempdir().unwrap();
-        let place = RootfsMount::find(&Root::open(dir.path()).unwrap(), false).unwrap();
+        let place = RootfsMount::find(&Root::open(dir.path()).unwrap()).unwrap();
         assert!(!place.is_used_elsewhere(), "{place:?}");
     }
 }

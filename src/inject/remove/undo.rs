@@ -1,26 +1,17 @@
-//! Records what is done to a container: the changes, so that a failed setup can be undone, and the created names, which poststop
-//! removes; see [`leftovers`].
-//!
-//! These include names on the tmpfs at `/dev` and on layers, which are not mounted at poststop: there the names do not exist.
+//! Records the changes of a container, so that a failed setup can be undone.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::SystemTime;
 
-use rustix::fs::{FileType, Stat};
-
-use base::paths::ContainerPath;
 use base::report::Finding;
 use base::sys::in_root::{Created, Root};
 use base::sys::mount;
 
 use crate::inject::files::directory::{replace_file, replace_link};
 use crate::inject::remove::hidden::{self, Hidden};
-use crate::inject::remove::leftovers::{self, is_library_of_a_driver};
 use crate::inject::remove::rootfs_users::RootfsMount;
-use records::created::{Entry, Mark as CreatedMark};
 
 /// A change to the container that can be undone.
 #[derive(Debug)]
@@ -59,14 +50,14 @@ impl Change {
 }
 
 /// Undoes changes, the newest first. Another container with the same root file system that starts in the meantime finds the created
-/// names and mounts its files on them, which their removal would detach. So they are removed only if there is none, as at poststop.
-/// Otherwise they stay, and the next start uses them.
+/// names and mounts its files on them, which their removal would detach. So they are removed only if there is none. Otherwise they
+/// stay, and the next start uses them.
 fn undo(changes: Vec<Change>, rootfs: &Root) {
     let has_names = changes
         .iter()
         .any(|change| matches!(change, Change::Created(_)));
     let place = if has_names {
-        RootfsMount::find(rootfs, true)
+        RootfsMount::find(rootfs)
     } else {
         None
     };
@@ -76,7 +67,9 @@ fn undo(changes: Vec<Change>, rootfs: &Root) {
         .rev()
         .filter_map(|change| change.undo(place.is_some()))
         .collect();
-    if let Some(place) = place {
+    if let Some(place) = place
+        && !names.is_empty()
+    {
         hidden::finish(&place, &names);
     }
 }
@@ -97,8 +90,6 @@ impl fmt::Display for StillMounted {
 pub(in crate::inject) struct Done {
     /// The changes, newest last
     changes: Vec<Change>,
-    /// Created names, for poststop
-    created: Vec<Entry>,
     pub findings: Vec<Finding>,
 }
 
@@ -141,42 +132,9 @@ impl Done {
         undo(self.changes, rootfs);
     }
 
-    /// Records that `path` was created.
-    pub(in crate::inject) fn note_created(&mut self, path: &Path) {
-        self.created.extend(leftovers::entry(
-            Path::new("/").join(path),
-            CreatedMark::SetUp(0),
-        ));
-    }
-
-    /// Returns the created names. The setup is complete now, so that a file which is created later is not the hook's.
-    pub(in crate::inject) fn take_created(&mut self) -> Vec<Entry> {
-        let complete = CreatedMark::set_up(SystemTime::now());
-        let mut created = std::mem::take(&mut self.created);
-        for entry in &mut created {
-            if matches!(entry.mark, CreatedMark::SetUp(_)) {
-                entry.mark = complete;
-            }
-        }
-        created
-    }
-
-    /// Adds created directories; `path` is the path of the last one.
-    pub(in crate::inject) fn add_directories(&mut self, path: &Path, created: Vec<Created>) {
-        let paths: Vec<_> = path.ancestors().take(created.len()).collect();
-        for (path, created) in paths.into_iter().rev().zip(created) {
-            self.note_created(path);
-            self.add(Change::Created(created));
-        }
-    }
-
-    /// Records an existing mount point if it is an empty file with the name of a driver library: an earlier start left it.
-    pub(in crate::inject) fn note_left(&mut self, path: &ContainerPath, stat: &Stat) {
-        let is_empty =
-            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
-        if is_empty && is_library_of_a_driver(path.file_name()) {
-            let mark = CreatedMark::Inode(stat.st_ino);
-            self.created.extend(leftovers::entry(path.absolute(), mark));
-        }
+    /// Adds created directories.
+    pub(in crate::inject) fn add_directories(&mut self, created: Vec<Created>) {
+        self.changes
+            .extend(created.into_iter().map(Change::Created));
     }
 }

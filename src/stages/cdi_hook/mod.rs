@@ -67,13 +67,12 @@ fn carry_out(hook: &HookArgs, call: &mut Call) -> Result<()> {
     call.set_deadline(start)?;
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
-    let finished = inject::apply(
+    let findings = inject::apply(
         inject::prepare(&steps, &spec.mount_label)?,
         container,
         &Container::new(&state, &spec)?,
-        &[],
     )?;
-    call.findings(&finished.findings);
+    call.findings(&findings);
     Ok(())
 }
 
