@@ -417,18 +417,6 @@ impl VendorSpecs {
         }
     }
 
-    /// Returns the features that have a spec.
-    #[must_use]
-    pub const fn features(&self) -> Features {
-        self.features
-    }
-
-    /// Returns the names of the devices in the spec of the GPUs, without the kind.
-    #[must_use]
-    pub const fn names(&self) -> &Arc<BTreeSet<String>> {
-        &self.gpus.names
-    }
-
     /// Sets the devices of the node. Updates the files.
     ///
     /// # Errors

@@ -67,9 +67,8 @@ pub async fn run(
     note_engine_of_claims(&settings, &role, log);
 
     let specs = Specs::new(&settings, &role, &kinds, &paths, &chooser, log);
-    let for_containers = specs.of(DEVICE_PLUGIN);
-    let config = config_path.map(Path::to_owned);
-    let engines = NodePlugin::new(config, outlets.offer(), for_containers.cloned(), log);
+    let shared = specs.of(DEVICE_PLUGIN);
+    let engines = NodePlugin::new(config_path, outlets.offer(), shared.clone(), log);
     let engine = nri
         .as_ref()
         .map(|options| engine::serve(options, &engines, |event| log.note(&event.to_string())));
@@ -80,12 +79,7 @@ pub async fn run(
     let claims = claims(&settings, &outlets, &specs, keeper, &stopping);
     let end = ended(signals, claims.is_some(), stopping);
     let claims = claims.map(|(options, pool)| dra::serve(options, pool, log));
-    let allocator = NodeAllocator::new(
-        settings.clone(),
-        outlets.offer(),
-        chooser,
-        for_containers.cloned(),
-    );
+    let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser, shared);
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
@@ -215,7 +209,7 @@ fn claims(
     };
     (options.keeper, options.stopping) = (keeper, Arc::clone(stopping));
     if let Some(specs) = specs.of(CLAIMS) {
-        let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs.clone());
+        let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
         options.host = Some(Arc::new(check));
     }
     Some((options, pool))

@@ -1,6 +1,6 @@
 //! Answers an engine from the state of the node and from config.toml.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use base::report::{ErrorReport, Finding};
@@ -32,14 +32,14 @@ pub struct NodePlugin {
 impl NodePlugin {
     /// Creates a plugin that reads this config.toml.
     #[must_use]
-    pub const fn new(
-        config: Option<PathBuf>,
+    pub fn new(
+        config: Option<&Path>,
         offer: watch::Receiver<Offer>,
         specs: Option<SharedSpecs>,
         log: Log,
     ) -> Self {
         Self {
-            config,
+            config: config.map(Path::to_owned),
             offer,
             specs,
             log,

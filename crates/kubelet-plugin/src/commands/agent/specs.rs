@@ -95,19 +95,18 @@ impl Specs {
 
     /// Returns the specs of a kind; `None` if this process does not keep them.
     #[must_use]
-    pub fn of(&self, kind: Kind) -> Option<&SharedSpecs> {
+    pub fn of(&self, kind: Kind) -> Option<SharedSpecs> {
         let mut vendors = self.vendors.iter();
         let (_, specs) = vendors.find(|(found, _)| *found == kind)?;
-        Some(specs)
+        Some(specs.clone())
     }
 
     /// Returns the names of the devices for claims in the spec of the GPUs, without the kind.
     #[must_use]
     pub fn names_for_claims(&self) -> Arc<BTreeSet<String>> {
-        let specs = self.of(CLAIMS).map(SharedSpecs::lock);
-        specs
-            .map(|specs| Arc::clone(specs.names()))
-            .unwrap_or_default()
+        let specs = self.of(CLAIMS);
+        let in_specs = specs.map(|specs| specs.lock().in_specs());
+        in_specs.unwrap_or_default().devices
     }
 
     /// Returns the spec in which engines find the devices of the kubelet; `None` if containers get no CDI devices.
@@ -195,7 +194,7 @@ impl Specs {
         };
         let in_specs = found.iter().filter(|feature| {
             let mut vendors = self.vendors.iter();
-            vendors.all(|(_, specs)| specs.lock().features().has(*feature))
+            vendors.all(|(_, specs)| specs.lock().in_specs().features.has(*feature))
         });
         node.set_features(in_specs.collect(), findings);
     }
