@@ -11,7 +11,7 @@
 //! 4. [`plan::Gpus::steps`] places the files in the image. [`inject::prepare()`] opens the sources on the host, [`cgroup::allow`]
 //!    permits the devices, and [`inject::apply()`] changes the container, all or nothing.
 //!
-//! At precreate, the last call is [`plan::Gpus::additions`], and the only effect is config.json on stdout. The hook entry of a CDI spec
+//! For `nvidia-container-runtime`, the last call is [`plan::Gpus::additions`], and the only effect is config.json on stdout. The hook entry of a CDI spec
 //! begins with [`plan::rootfs::steps`]: its arguments contain the decision.
 //!
 //! | module | purpose |

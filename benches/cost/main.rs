@@ -511,13 +511,6 @@ fn at_once_on(kind: FileSystem, scene: &Scene, rounds: usize, rows: &mut Vec<Row
     ));
 }
 
-/// Installs a precreate hook that prints config.json unchanged.
-fn install_cat(podman: &Podman) {
-    let hook = serde_json::json!({"path": "/bin/cat", "args": ["cat"]});
-    let json = serde_json::json!({"version": "1.0.0", "hook": hook, "when": {"always": true}, "stages": ["precreate"]});
-    std::fs::write(podman.hooks.join("cat.json"), json.to_string()).unwrap();
-}
-
 /// Writes two CDI specs of the fake driver: ours, and one that names `cat` instead of the hook. Returns their directories.
 fn cdi_specs(fake: &FakeDriver) -> [PathBuf; 2] {
     let dir = fake.root.with_file_name("cdi");
@@ -614,32 +607,19 @@ fn podman(rounds: usize, rows: &mut Vec<Row>) {
         Case::new("podman run, prestart, 8 GPUs", || {
             with(&|podman| podman.install_hook(&fake.config))
         }),
-        // The cost in Podman itself, which writes config.json, reads the result, and compares them.
-        Case::new("podman run, cat at precreate", || with(&install_cat)),
-        Case::new("podman run, precreate, 8 GPUs", || {
-            with(&|podman| podman.install_precreate(&fake.config))
-        }),
         // The cost in Podman and the runtime, which read the spec and mount the files.
         Case::new("podman run, CDI, cat as the hook", || device(&cat_spec)),
         Case::new("podman run, CDI, 8 GPUs", || device(&ours)),
     ];
     take_turns(&mut cases, rounds);
     print(&cases);
-    let [base, prestart, cat, precreate, cat_of_spec, cdi] =
-        [0, 1, 2, 3, 4, 5].map(|case: usize| ms(cases[case].median()));
+    let [base, prestart, cat_of_spec, cdi] =
+        [0, 1, 2, 3].map(|case: usize| ms(cases[case].median()));
     rows.push(Row::new(
         "podman run, added by prestart",
         "≤ 5 ms",
         format!("{:.1} ms", prestart - base),
         prestart - base <= 5.0,
-    ));
-    let (more, of_podman) = (precreate - cat, cat - base);
-    let reached = format!("{more:.1} ms; cat adds {of_podman:.1} ms");
-    rows.push(Row::new(
-        "podman run, precreate",
-        "≤ 8 ms more than with cat",
-        reached,
-        more <= 8.0,
     ));
     let (more, of_podman) = (cdi - cat_of_spec, cat_of_spec - base);
     let reached = format!("{more:.1} ms; cat adds {of_podman:.1} ms");

@@ -172,21 +172,6 @@ fn shared_finding(path: &Path) -> Finding {
     )
 }
 
-/// Moves this process to the cgroup of `pid`, so that it can open the same devices.
-///
-/// Must run in the cgroup namespace of that process (cgroup_namespaces(7)).
-pub(crate) fn join(pid: Pid) -> Result<()> {
-    let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
-    let path = match locate(&mounts()?, &cgroup)? {
-        DeviceCgroup::None => return Ok(()),
-        DeviceCgroup::V1(path) | DeviceCgroup::V2 { path, .. } => {
-            path.as_path().join("cgroup.procs")
-        }
-    };
-    // 0 stands for the writing process, whose number is different in each pid namespace; see cgroups(7).
-    std::fs::write(&path, "0").with_context(|| format!("cannot write {path:?}"))
-}
-
 /// Returns the mounted hierarchies, without reading the whole mount table if they are at the usual path.
 fn mounts() -> Result<Vec<Hierarchy>> {
     match default_mount::hierarchy() {
@@ -208,7 +193,8 @@ fn read(path: &str) -> Result<String> {
 
 /// The hint to list the devices in config.json: a runtime or systemd that restores the container's rules then restores these
 /// too.
-pub(crate) const LISTED_HINT: &str = "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
+pub(crate) const LISTED_HINT: &str =
+    "have the engine list the devices in config.json (CDI, or a device plugin)";
 
 /// The finding for a unit to which systemd restores only the device rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {

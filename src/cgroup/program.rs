@@ -210,7 +210,7 @@ fn is_blinding(hidden: &Insn, random: &Insn, user: &Insn) -> bool {
 }
 
 /// The hint if a hardened kernel withholds the instructions of a program.
-pub(super) const UNBLIND_HINT: &str = "set the sysctl net.core.bpf_jit_harden to 1, or have the engine list the devices in config.json (CDI, precreate)";
+pub(super) const UNBLIND_HINT: &str = "set the sysctl net.core.bpf_jit_harden to 1, or have the engine list the devices in config.json (CDI)";
 
 #[cfg(test)]
 mod tests;

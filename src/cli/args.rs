@@ -104,9 +104,8 @@ pub enum Command {
     ///
     /// Prints the GPUs and files that the hook would provide, or why it would provide none. The container is named as for why. If
     /// the name is "-", the command reads the container's OCI spec (config.json) or its state, which engines pass to hooks, from
-    /// stdin. The edits are the steps of the hook at prestart, or with --stage precreate the additions to config.json. What the
-    /// image and the volumes have at these paths is examined only when the container starts. The exit status is 1 if the hook would
-    /// fail.
+    /// stdin. The edits are the steps of the hook at prestart. What the image and the volumes have at these paths is examined only
+    /// when the container starts. The exit status is 1 if the hook would fail.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook plan NAME\n  \
                             oci-nvidia-hook plan - < config.json\n  \
@@ -208,9 +207,6 @@ pub struct Plan {
     /// Show only the container's request, without the driver
     #[arg(long = "request")]
     pub request_only: bool,
-    /// Interpret stdin as the input of this stage
-    #[arg(long, value_enum)]
-    pub stage: Option<PlanStage>,
     /// Use the GPUs in this file, which info --json created
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub inventory: Option<PathBuf>,
@@ -235,23 +231,6 @@ pub struct Explain {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// What an engine would write to stdin of the hook.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "camelCase")]
-pub enum PlanStage {
-    /// config.json
-    Precreate,
-    /// The container state
-    Prestart,
-    /// The container state
-    CreateRuntime,
-    /// The container state
-    CreateContainer,
-    /// The container state
-    #[value(hide = true)]
-    StartContainer,
 }
 
 /// Options of `doctor`.

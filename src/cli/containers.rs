@@ -318,7 +318,7 @@ mod tests {
     use std::time::SystemTime;
 
     fn record(id: &str, name: &str, pod: [&str; 3]) -> Record {
-        let mut record = Record::begin("precreate", SystemTime::UNIX_EPOCH);
+        let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
         let [namespace, pod, container] = pod.map(str::to_owned);
         record.name_container(
             id.to_owned(),

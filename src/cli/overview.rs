@@ -3,7 +3,6 @@
 use clap::{Command, Subcommand};
 
 use super::args::{self, GROUPS};
-use super::stage::Stage;
 use super::terminal::{Line, Terminal, cell, table};
 
 /// The heading of the stages.
@@ -25,7 +24,7 @@ fn groups() -> String {
         let name = command.get_name();
         let about = command.get_about().map(ToString::to_string);
         let row = [cell(format!("  {name}")), cell(about.unwrap_or_default())];
-        if Stage::named(name).is_some() {
+        if command.is_hide_set() {
             stages.push(row);
         } else {
             commands.push(row);

@@ -22,16 +22,16 @@ use nvidia_host::inventory::report;
 use nvidia_host::prepare::host::Foreseen;
 use nvidia_host::request::select;
 
-use super::args::{self, PlanStage};
+use super::args;
 use super::plan_image;
 use super::terminal::Terminal;
 use super::usage::usage_error;
 use super::{containers, hook_config, output};
 use crate::oci::{self, SpecView};
 use crate::plan::request::{self, Decision, GpuRequest};
+use crate::plan::step;
 use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
-use crate::plan::{step, text};
-use crate::stages::{self, precreate, rootfs};
+use crate::stages::{self, rootfs};
 use records::asked::RecordedRequest;
 
 /// The document of `--json`, whose schema is `docs/schemas/plan.json`.
@@ -146,12 +146,7 @@ fn follow(
     config: Option<&Path>,
     preview: &mut Preview,
 ) -> Result<()> {
-    let (spec, called) = read_container(input, options)?;
-    let pid = if let Called::WithState(pid) = called {
-        pid
-    } else {
-        0
-    };
+    let (spec, pid) = read_container(input)?;
     let name = Some(&options.container)
         .filter(|name| *name != "-")
         .cloned();
@@ -178,13 +173,13 @@ fn follow(
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => preview.reason = plan::nothing(reason, &spec),
         Verdict::Unchanged(finding) => preview.decide(Effect::None, finding),
-        Verdict::Gpus(request) => return preview.request(*request, config, options, &spec, called),
+        Verdict::Gpus(request) => return preview.request(*request, config, options, &spec, pid),
     }
     Ok(())
 }
 
 impl Preview {
-    /// Does what the hook entries of a CDI spec or of precreate would do, if config.json contains one.
+    /// Does what the hook entries of a CDI spec would do, if config.json contains one.
     fn entries(
         &mut self,
         spec: &SpecView,
@@ -211,7 +206,6 @@ impl Preview {
         let image = self.image(examined, spec);
         let findings = image.facts.finding().into_iter();
         for finding in findings.chain(plan::newer_libcuda(&image)) {
-            // At precreate, the hook and its entry report the same.
             if !self.findings.contains(&finding) {
                 self.findings.push(finding);
             }
@@ -239,7 +233,7 @@ impl Preview {
         mut config: Config,
         options: &args::Plan,
         spec: &SpecView,
-        called: Called,
+        pid: i32,
     ) -> Result<()> {
         self.outcome = Effect::Inject;
         self.reason = format!(
@@ -286,10 +280,7 @@ impl Preview {
             self.devices.push(device.uuid);
         }
         let gpus = Gpus::new(request, config, host, provided.edits);
-        match called {
-            Called::WithState(pid) => self.steps(&gpus, spec, pid),
-            Called::Precreate(text) => self.additions(&gpus, spec, text),
-        }
+        self.steps(&gpus, spec, pid)
     }
 
     /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
@@ -300,21 +291,6 @@ impl Preview {
         } = gpus.steps(&Container::from_spec(spec)?, &image);
         self.findings.extend(findings);
         self.edits = steps.iter().map(step::describe).collect();
-        Ok(())
-    }
-
-    /// Adds the additions of precreate to config.json, and what its hook entry does later in the root file system.
-    fn additions(&mut self, gpus: &Gpus, spec: &SpecView, text: String) -> Result<()> {
-        let additions = precreate::additions(gpus, spec, &mut self.findings)?;
-        let text = additions.apply(text)?;
-        self.edits = text::describe_additions(&additions);
-        let edited = SpecView {
-            rootfs: spec.rootfs.clone(),
-            ..oci::spec_view::parse(text.as_bytes(), &spec.rootfs)?
-        };
-        if let Some(entry) = rootfs::all_entries(&edited) {
-            self.entry(plan_image::of_entries(entry, &edited, 0)?, spec);
-        }
         Ok(())
     }
 }
@@ -343,14 +319,6 @@ fn preparations(foreseen: &Foreseen) -> Vec<Value> {
     list
 }
 
-/// The call of the hook that is previewed.
-enum Called {
-    /// At prestart, with the state of a container. The number is its process, or 0 if it has none
-    WithState(i32),
-    /// At precreate, with the text of config.json
-    Precreate(String),
-}
-
 enum Input {
     /// The bundle of a container of an engine
     Bundle(PathBuf),
@@ -360,44 +328,25 @@ enum Input {
 const HINT: &str =
     "run \"oci-nvidia-hook plan CONTAINER\", or \"oci-nvidia-hook plan - < config.json\"";
 
-fn read_container(input: Input, options: &args::Plan) -> Result<(SpecView, Called)> {
-    let is_precreate = options.stage == Some(PlanStage::Precreate);
-    let (bytes, here) = match input {
-        Input::Bundle(bundle) if is_precreate => {
-            let text = oci::spec_view::read_named_text(&bundle);
-            (
-                text.with_context(|| oci::spec_view::cannot_read(&bundle))?,
-                bundle,
-            )
-        }
-        Input::Bundle(bundle) => {
-            return Ok((oci::spec_view::read_named(&bundle)?, Called::WithState(0)));
-        }
-        // Runtimes and Podman start hooks in the bundle.
-        Input::Text(bytes) => (bytes, base::sys::in_root::working_directory()?),
+/// Returns the container, and its process, or 0 if it has none.
+fn read_container(input: Input) -> Result<(SpecView, i32)> {
+    let bytes = match input {
+        Input::Bundle(bundle) => return Ok((oci::spec_view::read_named(&bundle)?, 0)),
+        Input::Text(bytes) => bytes,
     };
-    if is_precreate || (options.stage.is_none() && oci::is_spec(&bytes)) {
+    if oci::is_spec(&bytes) {
+        // Runtimes and Podman start hooks in the bundle.
+        let here = base::sys::in_root::working_directory()?;
         let spec =
             oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec")?;
-        if !is_precreate {
-            return Ok((spec, Called::WithState(0)));
-        }
-        let text = String::from_utf8(bytes).context("the container's spec is not UTF-8")?;
-        return Ok((spec, Called::Precreate(text)));
+        return Ok((spec, 0));
     }
     let state = oci::state::parse(&bytes).map_err(|error| {
         let what = format!(
             "stdin is neither config.json nor the state of a container: {}",
             error.root_cause()
         );
-        if options.stage.is_none() {
-            failure(&catalog::STATE, what, HINT)
-        } else {
-            error
-        }
+        failure(&catalog::STATE, what, HINT)
     })?;
-    Ok((
-        oci::spec_view::read(&state.bundle)?,
-        Called::WithState(state.pid),
-    ))
+    Ok((oci::spec_view::read(&state.bundle)?, state.pid))
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use engines::hook_args;
+use engines::hook_args::{self, REMOVED_STAGES};
+use nvidia_host::programs::EDIT_CONFIG;
 
-use crate::stages::prestart::{self, Namespaces};
-use crate::stages::{poststop, precreate};
+use crate::stages::{edit_config, poststop, prestart, removed};
 
 /// A stage at which an engine or a runtime calls the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
@@ -25,17 +25,6 @@ pub enum Stage {
     /// Runtimes call the hooks of both stages at the same point.
     #[command(hide = true)]
     CreateRuntime,
-    /// Hook stage: set up the container from within its namespaces
-    ///
-    /// This stage is for engines that support only the newer stages. It does not support containers with a user namespace.
-    #[command(hide = true)]
-    CreateContainer,
-    /// Hook stage of Podman: add the GPUs to config.json
-    ///
-    /// The hook reads config.json from stdin and prints the new one; the runtime then sets up the container. Do not put a hook file
-    /// with this stage into a directory that CRI-O reads: CRI-O would not start.
-    #[command(hide = true)]
-    Precreate,
     /// Hook stage: do nothing
     #[command(hide = true)]
     Poststart,
@@ -44,6 +33,14 @@ pub enum Stage {
     /// Engines work without a hook file for this stage.
     #[command(hide = true)]
     Poststop,
+    /// Print config.json with the GPUs, for nvidia-container-runtime
+    ///
+    /// The program reads config.json from stdin. It prints the config.json with which nvidia-container-runtime starts runc.
+    #[command(name = EDIT_CONFIG, hide = true)]
+    EditConfig,
+    /// A stage of an earlier version, one of [`REMOVED_STAGES`]
+    #[command(skip)]
+    Removed(&'static str),
 }
 
 impl Stage {
@@ -52,34 +49,40 @@ impl Stage {
         Some(match name {
             "prestart" => Self::Prestart,
             "createRuntime" => Self::CreateRuntime,
-            "createContainer" => Self::CreateContainer,
-            "precreate" => Self::Precreate,
             "poststart" => Self::Poststart,
             "poststop" => Self::Poststop,
-            _ => return None,
+            _ => {
+                let mut removed = REMOVED_STAGES.into_iter();
+                return removed.find(|stage| *stage == name).map(Self::Removed);
+            }
         })
     }
 
     /// Runs the hook at this stage.
     pub fn run(self, config: Option<&Path>, debug: bool) -> ExitCode {
         match self {
-            Self::Prestart | Self::CreateRuntime => {
-                prestart::run(Namespaces::OfRuntime, config, debug)
-            }
-            Self::CreateContainer => prestart::run(Namespaces::OfContainer, config, debug),
-            Self::Precreate => precreate::run(config),
+            Self::Prestart | Self::CreateRuntime => prestart::run(config, debug),
+            Self::EditConfig => edit_config::run(config),
+            Self::Removed(stage) => removed::run(stage, config),
             Self::Poststart => ExitCode::SUCCESS,
             Self::Poststop => poststop::run(),
         }
     }
 }
 
-/// Parses a command line that consists of a stage and `--config`. Returns `None` for any other command line, including invalid
+/// Parses a command line that consists of a stage and `--config`, or of [`EDIT_CONFIG`]. Returns `None` for any other command line, including invalid
 /// ones, which clap parses and reports.
 pub fn parse(args: &[OsString]) -> Option<(Stage, Option<&Path>)> {
+    if let [word] = args
+        && word == EDIT_CONFIG
+    {
+        return Some((Stage::EditConfig, None));
+    }
     let call = hook_args::parse(args)?;
-    if call.has_options {
+    let stage = Stage::named(call.stage)?;
+    // clap does not know the removed stages.
+    if call.has_options && !matches!(stage, Stage::Removed(_)) {
         return None;
     }
-    Some((Stage::named(call.stage)?, call.config))
+    Some((stage, call.config))
 }

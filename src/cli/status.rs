@@ -14,7 +14,7 @@ use super::{args, mps_line, output};
 use crate::doctor::count;
 use engines::User;
 use engines::cdi::list_paths;
-use engines::status::{self, EngineStatus, ExtraDevices, Replaced, Report};
+use engines::status::{self, EngineStatus, ExtraDevices, Report};
 use nvidia_host::config;
 use nvidia_host::feature::{self, ENABLED, Feature};
 use nvidia_host::mps::{self, Entry};
@@ -181,7 +181,7 @@ fn engine_rows(status: &EngineStatus) -> Vec<Row> {
         way: "hook",
         state: hook_state(status),
         file: files.next().unwrap_or_default(),
-        remarks: remarks(status),
+        remarks: with_hint(&status.why, &status.fix),
     }];
     for file in files {
         rows.push(Row {
@@ -209,18 +209,6 @@ fn hook_state(status: &EngineStatus) -> Cell {
         (Tone::Bad, "not active")
     };
     (tone, word.to_owned())
-}
-
-fn remarks(status: &EngineStatus) -> Vec<String> {
-    let mut remarks = with_hint(&status.why, &status.fix);
-    for Replaced { dir, file } in &status.replaced {
-        remarks.push(format!(
-            "hooks in {} do not run: a later file replaces hooks_dir of {}",
-            dir.display(),
-            file.display()
-        ));
-    }
-    remarks
 }
 
 fn with_hint(why: &str, fix: &str) -> Vec<String> {

@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_hostile_record_stays_on_its_lines() {
-        let mut record = Record::begin("precreate", SystemTime::UNIX_EPOCH);
+        let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
         record.name_container("aa1".to_owned(), Pod::default(), Path::new("/b"));
         record.container.name = "x\u{1b}[2J".to_owned();
         record.end(Outcome::Failed, "a\nb".to_owned());

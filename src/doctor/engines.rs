@@ -10,10 +10,9 @@ use nvidia_host::timeouts;
 use super::check::{Check, count, or_ok};
 use super::facts::Facts;
 use engines::cdi::list_paths;
-use engines::hook_file::PRECREATE;
 use engines::hooks::{self, HookEntry};
-use engines::status::{EngineStatus, Replaced};
-use engines::{Engine, EngineKind, status};
+use engines::status::EngineStatus;
+use engines::{Engine, EngineKind, hook_args, status};
 
 fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
     let engines = facts.engines.iter();
@@ -37,41 +36,6 @@ pub(super) fn hook(facts: &Facts) -> Vec<Check> {
         checks,
         Check::skipped("neither Podman nor CRI-O is installed"),
     )
-}
-
-/// Checks that no hooks directory of the administrator, and not the packages' own for Podman, is lost because of another list.
-pub(super) fn hooks_dir(facts: &Facts) -> Vec<Check> {
-    let outcomes = with_hooks(facts).flat_map(|engine| lost_dirs(facts, engine));
-    or_ok(
-        outcomes,
-        Check::ok("engines read all hooks directories that their configuration lists"),
-    )
-}
-
-fn lost_dirs(facts: &Facts, engine: &Engine) -> Vec<Check> {
-    let Some(in_force) = &engine.settings.hooks_from else {
-        return Vec::new();
-    };
-    let fix = |dir: &Path| format!("add {dir:?} to hooks_dir in {}", in_force.display());
-    let mut outcomes = Vec::new();
-    for Replaced { dir, file } in &engine.replaced {
-        let what = format!(
-            "{}: the hooks in {dir:?} do not run: {in_force:?} replaces hooks_dir of {file:?}",
-            engine.kind
-        );
-        outcomes.push(Check::of(&catalog::HOOKS_REPLACED, what, fix(dir)));
-    }
-    let dir = Path::new(hooks::PODMAN_DIR);
-    let has_files = facts.installed.iter().any(|file| file.starts_with(dir));
-    let is_read = engine.settings.hooks_dirs.iter().any(|known| known == dir);
-    if engine.kind.is_podman() && has_files && !is_read && outcomes.is_empty() {
-        let what = format!(
-            "{}: the hook file in {dir:?} has no effect: {in_force:?} sets hooks_dir",
-            engine.kind
-        );
-        outcomes.push(Check::of(&catalog::HOOKS_REPLACED, what, fix(dir)));
-    }
-    outcomes
 }
 
 /// Reports for each way to request GPUs whether it works with this engine.
@@ -206,13 +170,10 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
             );
             outcomes.push(Check::of(&catalog::SECOND_HOOK, what, fix));
         }
-        // A container gets its GPUs at precreate or at a later stage, so that one file for each of them is usual.
-        for at_precreate in [true, false] {
-            let mut ours =
-                status::ours(engine).filter(|entry| entry.hook.is_at(PRECREATE) == at_precreate);
-            if let (Some(first), Some(second)) = (ours.next(), ours.next()) {
-                outcomes.push(twice(engine, first, second));
-            }
+        let mut ours =
+            status::ours(engine).filter(|entry| hook_args::removed_stage(&entry.hook).is_none());
+        if let (Some(first), Some(second)) = (ours.next(), ours.next()) {
+            outcomes.push(twice(engine, first, second));
         }
     }
     or_ok(outcomes, Check::ok("no engine starts another NVIDIA hook"))
@@ -221,8 +182,7 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
 /// Returns the finding for two files that start the hook. A package installs its own file again with the next update, so the fix names the
 /// other one.
 fn twice(engine: &Engine, first: &HookEntry, second: &HookEntry) -> Check {
-    let mut packaged = hooks::PACKAGED.into_iter();
-    let is_packaged = packaged.any(|file| second.file == Path::new(file));
+    let is_packaged = second.file == Path::new(hooks::PACKAGED);
     let other = if is_packaged { first } else { second };
     let (one, two) = (first.file.display(), second.file.display());
     let what = format!(

@@ -23,7 +23,7 @@ pub(super) fn config(facts: &Facts) -> Vec<Check> {
                 outcomes.push(Check::of(
                     &catalog::NO_CGROUPS,
                     "no-cgroups = true in config.toml: containers of rootful engines cannot open the GPUs unless \
-                     config.json lists them (CDI, precreate)",
+                     config.json lists them (CDI)",
                     "remove no-cgroups from config.toml: rootless containers do not need it",
                 ));
             }

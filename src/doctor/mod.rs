@@ -62,7 +62,6 @@ const CHECKS: &[(Section, &[Named<Facts>])] = &[
             ("hook-user", One(driver::hooks_user)),
             ("limits", Several(gpus::limits)),
             ("engines", Several(engines::hook)),
-            ("hooks-dir", Several(engines::hooks_dir)),
             ("timeouts", Several(engines::timeouts)),
             ("second-hook", Several(engines::second_hook)),
             ("hook-env", Several(engines::hook_env)),

@@ -1,6 +1,5 @@
 //! Checks of the runtimes that the engines start, and of the cgroups in which they create containers.
 
-use engines::hook_file::PRECREATE;
 use engines::runtime::Runtime;
 use engines::{Engine, EngineKind, Version, status};
 use findings::catalog;
@@ -12,7 +11,7 @@ use super::facts::Facts;
 /// The first runc that does not need links in /dev/char.
 const RUNC_WITHOUT_DEV_CHAR: Version = Version(1, 1, 7);
 /// The fix for device rules that do not last: the engine adds the devices to config.json.
-const LIST_DEVICES: &str = "have the engine list the devices, with \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all, or with the precreate stage of Podman";
+const LIST_DEVICES: &str = "have the engine list the devices, with \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all";
 
 fn runtimes(facts: &Facts) -> Vec<(&Engine, &Runtime)> {
     let mut runtimes = Vec::new();
@@ -32,12 +31,10 @@ fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
     }
 }
 
-/// Returns whether the hook changes device cgroups. Rootless containers have none, and at precreate the engine sets them.
+/// Returns whether the hook changes device cgroups. Rootless containers have none.
 fn adds_devices(engine: &Engine) -> bool {
-    let at_precreate = status::ours(engine).any(|entry| entry.hook.is_at(PRECREATE));
-    !matches!(engine.kind, EngineKind::PodmanOf(_))
-        && !at_precreate
-        && status::ours(engine).next().is_some()
+    let is_rootless = matches!(engine.kind, EngineKind::PodmanOf(_));
+    !is_rootless && status::ours(engine).next().is_some()
 }
 
 pub(super) fn runtime(facts: &Facts) -> Vec<Check> {

@@ -249,7 +249,7 @@ fn config_of(bundle: &Path) -> PathBuf {
 }
 
 /// Returns the beginning of the error for a bundle.
-pub(crate) fn cannot_read(bundle: &Path) -> String {
+fn cannot_read(bundle: &Path) -> String {
     format!("cannot read the container's spec {:?}", config_of(bundle))
 }
 

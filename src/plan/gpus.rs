@@ -136,7 +136,7 @@ impl Gpus {
         process.finding(&access::of_others(steps, spec))
     }
 
-    /// Returns the additions of precreate to config.json. Files are placed in the library directory of the image or, if it is
+    /// Returns the additions to config.json. Files are placed in the library directory of the image or, if it is
     /// unknown, in the host's, as with CDI. The hook entry starts `program`.
     pub(crate) fn additions(
         &self,

@@ -93,7 +93,7 @@ pub(crate) fn decide(
     })
 }
 
-/// Refuses to replace a device that config.json lists. At prestart and later the runtime has already created it; at precreate
+/// Refuses to replace a device that config.json lists. At prestart, the runtime has already created it; an edited
 /// config.json would list two devices at one path.
 ///
 /// # Errors

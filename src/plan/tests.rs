@@ -1,4 +1,4 @@
-//! Checks that the hook, precreate and a CDI spec have the same effect.
+//! Checks that the hook, the additions to config.json and a CDI spec have the same effect.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -242,9 +242,9 @@ proptest! {
         prop_assert_eq!(of_spec(&union), of_hook(&all, None));
     }
 
-    /// Lowers the same edits in both ways: precreate adds exactly what the hook injects.
+    /// Lowers the same edits in both ways: config.json gets exactly what the hook injects.
     #[test]
-    fn the_hook_does_what_precreate_adds(edits in any_edits(), image in any_image()) {
+    fn the_hook_does_what_config_json_gets(edits in any_edits(), image in any_image()) {
         let lowered = lower(&edits, &SpecContext { image: Some(image), ..host() }, RootfsEdits::default());
         prop_assert_eq!(of_spec(&lowered), of_hook(&edits, Some(image)));
     }

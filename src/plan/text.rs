@@ -1,44 +1,8 @@
-//! Formats steps and additions to config.json for `plan`: as JSON, and in groups for people.
+//! Formats steps for `plan`, in groups for people.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::additions::Additions;
 use super::step::in_words;
-
-/// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
-pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
-    let mut described = Vec::new();
-    for (array, items) in additions.arrays() {
-        for item in items {
-            described.push(json!({"action": "add", "array": array, "item": item}));
-        }
-    }
-    described
-}
-
-/// Returns the keys of the array and the item, in words.
-fn addition(array: &Value, item: &Value) -> (String, String) {
-    let keys = words(array);
-    let device = || format!("c {}:{}", word(item, "major"), word(item, "minor"));
-    let text = match keys.as_slice() {
-        ["mounts"] => word(item, "destination"),
-        ["linux", "devices"] => format!("{} {}", word(item, "path"), device()),
-        ["linux", "resources", "devices"] => format!("allow {} {}", device(), word(item, "access")),
-        ["hooks", ..] => {
-            let args = words(&item["args"]);
-            let args = args.get(1..).unwrap_or_default();
-            format!("{} {}", word(item, "path"), args.join(" "))
-        }
-        _ => item.to_string(),
-    };
-    (format!("added to {} of config.json", keys.join(".")), text)
-}
-
-/// Returns the texts of a list.
-fn words(list: &Value) -> Vec<&str> {
-    let items = list.as_array().into_iter().flatten();
-    items.filter_map(Value::as_str).collect()
-}
 
 fn word(item: &Value, name: &str) -> String {
     match item.get(name) {
@@ -48,14 +12,11 @@ fn word(item: &Value, name: &str) -> String {
     }
 }
 
-/// Groups steps or additions for a person: a heading, and the words of each step under it.
+/// Groups steps for a person: a heading, and the words of each step under it.
 pub(crate) fn groups(steps: &[Value]) -> Vec<(String, Vec<String>)> {
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
     for step in steps {
-        let (heading, words) = match step.get("array") {
-            Some(array) => addition(array, &step["item"]),
-            None => grouped(step),
-        };
+        let (heading, words) = grouped(step);
         match groups.iter_mut().find(|(known, _)| *known == heading) {
             Some((_, items)) => items.push(words),
             None => groups.push((heading, vec![words])),
@@ -116,6 +77,7 @@ mod tests {
     use nvidia_host::driver::access::Permissions;
     use nvidia_host::edits::placement::Link;
     use nvidia_host::edits::{DeviceNode, Need};
+    use serde_json::json;
 
     #[test]
     fn steps_as_json_and_in_groups() {
@@ -141,30 +103,6 @@ mod tests {
         assert_eq!(
             lines(&[json]),
             ["device nodes in /dev, from /d/dev: nvidia0"]
-        );
-        let additions = Additions {
-            devices: vec![json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0})],
-            device_rules: vec![
-                json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"}),
-            ],
-            additional_gids: vec![json!(44)],
-            mounts: vec![
-                json!({"source": "/d/x", "destination": "/x"}),
-                json!({"source": "/d/y", "destination": "/y"}),
-            ],
-            hooks: vec![json!({"path": "/usr/bin/p", "args": ["p", "rootfs", "--x"]})],
-            ..Additions::default()
-        };
-        let expected = [
-            "process.user.additionalGids of config.json: 44",
-            "mounts of config.json: /x, /y",
-            "hooks.createRuntime of config.json: /usr/bin/p rootfs --x",
-            "linux.devices of config.json: /dev/nvidia0 c 195:0",
-            "linux.resources.devices of config.json: allow c 195:0 rw",
-        ];
-        assert_eq!(
-            lines(&describe_additions(&additions)),
-            expected.map(|line| format!("added to {line}"))
         );
         let mount =
             |source: &str, path: &str| json!({"action": "mount", "source": source, "path": path});

@@ -95,8 +95,8 @@ impl Call {
         }
     }
 
-    /// Continues the record of precreate, whose second half this call is. Reports whether there is one.
-    pub(crate) fn continue_precreate(&mut self) -> bool {
+    /// Continues the record of the edit of config.json, whose second half this call is. Reports whether there is one.
+    pub(crate) fn continue_edit(&mut self) -> bool {
         let set_up =
             |earlier: &mut Record| matches!(earlier.outcome, Outcome::Given | Outcome::Incomplete);
         let Some(earlier) = self.earlier.take_if(set_up) else {
@@ -160,7 +160,8 @@ impl Call {
         }
     }
 
-    /// Writes the record of a `rootfs` call. What precreate gave to the container is more important than this reason.
+    /// Writes the record of a `rootfs` call. What the edit of config.json gave to the container is more important than this
+    /// reason.
     pub(crate) fn end_of_rootfs(&mut self, reason: &str) {
         let earlier = std::mem::take(&mut self.record.reason);
         self.end(

@@ -73,8 +73,7 @@ pub(crate) fn dir_of(bundle: &Path) -> Option<&Path> {
     bundle.parent()?.parent()
 }
 
-/// Derives the bundle from the sources of the engine's own mounts, because the input of precreate does not contain the
-/// container's id.
+/// Derives the bundle from the sources of the engine's own mounts, because config.json does not contain the container's id.
 pub(crate) fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
     // The sources may also be below the engine's run root, which has no list of names.
     const OWN: [&str; 4] = [

@@ -4,11 +4,12 @@
 pub(crate) mod cdi_hook;
 pub(crate) mod configure;
 pub(crate) mod decide;
+pub(crate) mod edit_config;
 pub(crate) mod host;
 pub(crate) mod limits;
 pub(crate) mod poststop;
-pub(crate) mod precreate;
 pub(crate) mod prestart;
+pub(crate) mod removed;
 pub(crate) mod rootfs;
 
 use std::path::{Path, PathBuf};

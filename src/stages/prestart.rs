@@ -1,16 +1,15 @@
-//! The stages prestart, createRuntime and createContainer, at which the container already has a process.
+//! The stages prestart and createRuntime, at which the container already has a process.
 
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use nix::unistd::Pid;
 
 use base::paths::HostPath;
-use base::report::{Failure, classify, failure, line};
-use base::sys::{ns, proc_file};
+use base::report::{classify, failure};
 use findings::catalog;
 use nvidia_host::config::{Config, DeniedDevices};
 
@@ -28,38 +27,19 @@ use records::Outcome;
 /// The namespaces in which the hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Namespaces {
-    /// prestart, createRuntime: the runtime's; the state contains the container's process id
+    /// prestart, createRuntime: the runtime's; the process of the container is known
     OfRuntime,
-    /// createContainer: the container's, before pivot_root(2)
-    OfContainer,
     /// configure without a process: only the mount namespace is the container's
     MountOnly,
 }
 
-impl Namespaces {
-    const fn stage(self) -> &'static str {
-        match self {
-            Self::OfRuntime => "prestart",
-            Self::OfContainer => "createContainer",
-            Self::MountOnly => "configure",
-        }
-    }
-}
-
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not. `debug` logs to stderr regardless of
 /// config.toml.
-pub(crate) fn run(namespaces: Namespaces, config: Option<&Path>, debug: bool) -> ExitCode {
-    run_stage(namespaces.stage(), |call| {
-        set_up(namespaces, config, debug, call)
-    })
+pub(crate) fn run(config: Option<&Path>, debug: bool) -> ExitCode {
+    run_stage("prestart", |call| set_up(config, debug, call))
 }
 
-fn set_up(
-    namespaces: Namespaces,
-    config: Option<&Path>,
-    debug: bool,
-    call: &mut Call,
-) -> Result<()> {
+fn set_up(config: Option<&Path>, debug: bool, call: &mut Call) -> Result<()> {
     let (bytes, state) = read_state()?;
     if state.has_ended {
         // A hook file with the stages prestart and poststop passes the same arguments at both.
@@ -67,19 +47,13 @@ fn set_up(
         return Ok(());
     }
     call.record().pid = state.pid;
-    let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
+    let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).inspect_err(|_| {
         // The state names the container, so that the record of the failure can be found.
         call.name_container(
             &state.id,
             oci::state::pod(&bytes, &state.bundle),
             &state.bundle,
         );
-        match namespaces {
-            Namespaces::OfContainer if ns::in_user_namespace().unwrap_or_default() => {
-                error.context(unreadable_in_user_namespace())
-            }
-            _ => error,
-        }
     })?;
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     if debug {
@@ -89,32 +63,14 @@ fn set_up(
         return Ok(());
     };
     let start = begin();
-    let (pid, cgroup_error) = match namespaces {
-        Namespaces::OfRuntime | Namespaces::MountOnly => (state.init()?, None),
-        Namespaces::OfContainer => {
-            let (init, runtime) = init_and_runtime()?;
-            (init, leave_device_cgroup(runtime).err())
-        }
-    };
-    let gpus =
-        decide::gpus_for(request, config, &spec.devices, call).map_err(
-            |error| match cgroup_error {
-                Some(why) => error.context(cannot_leave_cgroup(&why)),
-                None => error,
-            },
-        )?;
+    let pid = state.init()?;
+    let gpus = decide::gpus_for(request, config, &spec.devices, call)?;
     // The process exits soon, and the kernel then closes the directories of the host and frees the memory in two calls.
     let Some(gpus) = gpus.map(ManuallyDrop::new) else {
         return Ok(());
     };
-    set_up_container(
-        namespaces,
-        pid,
-        &Container::new(&state, &spec)?,
-        &gpus,
-        start,
-        call,
-    )
+    let container = Container::new(&state, &spec)?;
+    set_up_container(Namespaces::OfRuntime, pid, &container, &gpus, start, call)
 }
 
 /// Prepares the process and returns the start time, for the deadline of the container's files.
@@ -139,7 +95,6 @@ pub(super) fn set_up_container(
     call.set_deadline(start)?;
     let open = match namespaces {
         Namespaces::OfRuntime => OpenContainer::open(pid, &container.spec.rootfs)?,
-        Namespaces::OfContainer => OpenContainer::inside(&container.spec.rootfs)?,
         Namespaces::MountOnly => OpenContainer::here(&container.spec.rootfs)?,
     };
     let plan::Live {
@@ -207,49 +162,3 @@ fn allow_devices(
         None => Ok(()),
     }
 }
-
-/// Returns the container's init process and the runtime: at createContainer the parent and grandparent of the hook. The process
-/// ids belong to the pid namespace of /proc, which is still the host's.
-fn init_and_runtime() -> Result<(i32, i32)> {
-    let init = parent("self")?;
-    Ok((init, parent(&init.to_string())?))
-}
-
-fn parent(pid: &str) -> Result<i32> {
-    proc_file::parent(pid).with_context(|| {
-        format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer")
-    })
-}
-
-/// Moves the hook from the container's device cgroup to the runtime's. At createContainer it starts in the container's, which
-/// denies access to the driver.
-fn leave_device_cgroup(runtime: i32) -> Result<()> {
-    ns::enter_cgroup_ns(runtime).context("cannot enter the cgroup namespace of the runtime")?;
-    cgroup::join(Pid::from_raw(runtime))
-}
-
-/// The error for a hook that runs in the container's user namespace: setns(2) to the runtime's cgroup namespace requires
-/// CAP_SYS_ADMIN in the user namespace that owns it, which the container's root user lacks.
-fn cannot_leave_cgroup(why: &anyhow::Error) -> Failure {
-    Failure::new(
-        &catalog::CGROUP,
-        format!(
-            "the hook cannot leave the container's device cgroup ({})",
-            line(why)
-        ),
-        OTHER_STAGES,
-    )
-}
-
-/// The error for a hook in a user namespace that cannot read config.json: Podman's bundles are in a directory that only the
-/// host's root may enter.
-fn unreadable_in_user_namespace() -> Failure {
-    Failure::new(
-        &catalog::STATE,
-        "the hook is in the container's user namespace",
-        OTHER_STAGES,
-    )
-}
-
-const OTHER_STAGES: &str =
-    "have it called at another stage: precreate (Podman), createRuntime or prestart";

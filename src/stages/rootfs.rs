@@ -56,7 +56,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let edits = with_entries(edits, &spec);
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     call.keep();
-    if !call.continue_precreate() {
+    if !call.continue_edit() {
         record_engine_setup(call, &spec);
     }
     check(&edits, &spec, edits.config.as_ref(), edits.root.as_ref())?;
@@ -191,15 +191,15 @@ fn record_engine_setup(call: &mut Call, spec: &SpecView) {
     }
 }
 
-/// CDI specs set NVIDIA_VISIBLE_DEVICES to this value, so that no hook sets up the container again; precreate does not change
-/// it.
+/// CDI specs set NVIDIA_VISIBLE_DEVICES to this value, so that no hook sets up the container again; the edit of
+/// config.json does not change it.
 const VOID: &str = "void";
 
 /// Describes what the engine did before this call, for the record.
 fn engine_setup(spec: &SpecView) -> String {
     let value = spec.env.get(VISIBLE_DEVICES).map(String::as_str);
     if value != Some(VOID) {
-        return "the engine set it up, from a CDI spec or at precreate".to_owned();
+        return "the engine set it up, from a CDI spec or with nvidia-container-runtime".to_owned();
     }
     if spec.cdi_devices.is_empty() {
         return "the engine set it up from a CDI spec".to_owned();

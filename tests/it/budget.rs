@@ -551,7 +551,7 @@ fn memory_for_a_large_config_json() {
         {
             large(pointer, entry, is_asked);
             let script =
-                "ulimit -v \"$1\"; exec \"$2\" --config \"$3\" precreate <\"$4\" >/dev/null";
+                "ulimit -v \"$1\"; exec \"$2\" --config \"$3\" edit-config <\"$4\" >/dev/null";
             let mut limited = Command::new("sh");
             limited.args(["-euc", script, "sh", &most::MEMORY.to_string()]);
             let ran = run(limited.arg(program()).arg(&fake.config).arg(&file));

@@ -42,7 +42,7 @@ fn plan(fake: &FakeDriver) -> Ran {
     command
         .arg("--config")
         .arg(&fake.config)
-        .args(["plan", "-", "--stage", "precreate"])
+        .args(["plan", "-"])
         .env_clear();
     run_with(&mut command, spec.as_bytes())
 }
@@ -257,7 +257,7 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
         command
             .arg("--config")
             .arg(&fake.config)
-            .args(["plan", "-", "--stage", "precreate"])
+            .args(["plan", "-"])
             .env_clear();
         let start = Instant::now();
         (run_with(&mut command, spec.as_bytes()), start.elapsed())
@@ -454,7 +454,7 @@ fn a_hundred_at_once_ask_once() {
         command
             .arg("--config")
             .arg(&fake.config)
-            .args(["plan", "-", "--stage", "precreate", "--json"])
+            .args(["plan", "-", "--json"])
             .env_clear();
         command
             .stdin(fs::File::open(&spec).unwrap())

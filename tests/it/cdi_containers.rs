@@ -335,17 +335,6 @@ fn hook_entries_at_the_wrong_stage() {
             "{stderr}"
         );
     }
-    // The other way round, the mounts would be on the host.
-    let stage = [
-        "--config".to_owned(),
-        fake.config.display().to_string(),
-        "createContainer".to_owned(),
-    ];
-    let stderr = container.create_runtime_hook(&stage).failed(1);
-    assert!(
-        stderr.contains("the hook is not in the container's mount namespace (ONH-"),
-        "{stderr}"
-    );
     assert_eq!(
         std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap(),
         host_mounts
@@ -691,17 +680,12 @@ fn links_of_dri_nodes_at_all_ways() {
     let see = [IMAGE, "sh", "-euc", DRI_LINKS];
     let at = |stage: &str| {
         let podman = Podman::with_image();
-        if stage == "precreate" {
-            podman.remove_hook();
-            podman.install_precreate(&fake.config);
-        } else {
-            podman.install_stage(stage, &fake.config);
-        }
+        podman.install_stage(stage, &fake.config);
         podman
             .run(Cgroup::AsMounted, &[&asked[..], &see].concat())
             .ok()
     };
-    for stage in ["prestart", "createContainer", "precreate"] {
+    for stage in ["prestart", "createRuntime"] {
         assert_eq!(at(stage), LINKS_OF_GPU_1, "{stage}");
     }
     let device = [&["--device=nvidia.com/gpu=1"][..], &see].concat();

@@ -186,7 +186,10 @@ fn hook_entries() {
         ("rootfs --link", "\"--link\" needs a value"),
         ("rootfs --link x", "\"x\" is not A::B"),
         ("prestart word", "unexpected argument \"word\""),
-        ("precreate --frobnicate", "unknown option \"--frobnicate\""),
+        (
+            "edit-config --frobnicate",
+            "unknown option \"--frobnicate\"",
+        ),
     ] {
         let words: Vec<_> = line.split(' ').collect();
         assert_eq!(refused(&words), problem, "{line}");

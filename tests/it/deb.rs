@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::driver::{FakeDriver, Image};
-use crate::engine::Podman;
+use crate::engine::{IMAGE, Podman};
 use crate::support::{Need, Ran, run, scratch, sh, source};
-use crate::{built, docs};
+use crate::{built, docs, old_packages};
 
 const BUILD: &[Need] = &[
     Need::Root,
@@ -36,10 +36,11 @@ const PODMAN: &[Need] = &[
 tests! {
     &[] => the_files_agree_with_the_program;
     BUILD => packages_hold_what_the_lists_say, two_builds_are_the_same, purge_leaves_nothing, an_existing_config_stays,
+        an_upgrade_removes_the_package_for_podman,
         the_commands_of_the_page_remove_all, the_copyright_names_each_vendored_crate,
         links_of_installed_pages_lead_somewhere;
     LINT => lintian_reports_nothing;
-    PODMAN => podman_uses_the_installed_files;
+    PODMAN => podman_uses_the_installed_files, a_running_container_keeps_its_gpus;
 }
 
 const MAIN: &str = "oci-nvidia-hook";
@@ -137,12 +138,7 @@ fn the_files_agree_with_the_program() {
 }
 
 fn packages_hold_what_the_lists_say() {
-    for name in [
-        MAIN,
-        "oci-nvidia-hook-podman",
-        "oci-nvidia-hook-compat",
-        PLUGIN,
-    ] {
+    for name in [MAIN, "oci-nvidia-hook-compat", PLUGIN] {
         let contents = run(Command::new("dpkg-deb")
             .arg("--contents")
             .arg(package(name)))
@@ -225,12 +221,7 @@ fn lintian_reports_nothing() {
         // The lintian of Debian 12 does not know the current version of the policy.
         "initial-upload-closes-no-bugs,newer-standards-version",
     ]);
-    for name in [
-        MAIN,
-        "oci-nvidia-hook-podman",
-        "oci-nvidia-hook-compat",
-        PLUGIN,
-    ] {
+    for name in [MAIN, "oci-nvidia-hook-compat", PLUGIN] {
         lint.arg(package(name));
     }
     let ran = run(&mut lint);
@@ -241,7 +232,7 @@ fn lintian_reports_nothing() {
 }
 
 /// Uses this machine as a separate Debian host: `script` runs with layers over `/usr`, `/etc` and `/var` (including the database
-/// of dpkg), which are below `/mnt`. `$1`, `$2` and `$3` are the packages; `files` lists the differences from the machine.
+/// of dpkg), which are below `/mnt`. `$1` and `$2` are the packages; `files` lists the differences from the machine.
 pub fn on_host(script: &str, root: &Path) -> Ran {
     let start = "mount -t tmpfs layers /mnt\n\
          for dir in usr etc var; do\n\
@@ -266,11 +257,7 @@ pub fn on_host(script: &str, root: &Path) -> Ran {
         &format!("{start}{script}"),
         "sh",
     ]);
-    unshare.args([
-        package(MAIN),
-        package("oci-nvidia-hook-podman"),
-        package("oci-nvidia-hook-compat"),
-    ]);
+    unshare.args([package(MAIN), package("oci-nvidia-hook-compat")]);
     run(unshare.env("ROOT", root).env("SYSTEMD_OFFLINE", "1"))
 }
 
@@ -325,22 +312,81 @@ fn podman_uses_the_installed_files() {
     let root = run_with("\"$1\"");
     let version = run(Command::new(root.join("usr/bin/oci-nvidia-hook")).arg("--version")).ok();
     assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
-    let root = run_with("\"$1\" \"$2\" \"$3\"");
+    let root = run_with("\"$1\" \"$2\"");
     let ctk = run(Command::new(root.join("usr/bin/nvidia-ctk")).arg("--version")).ok();
     assert!(!ctk.is_empty());
-    // Without the hook file of all engines, Podman uses the one of its own stage.
-    std::fs::remove_file(root.join("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"))
-        .unwrap();
+}
+
+/// The package with the hook file of the stage precreate, which the hook no longer has. dpkg keeps the script of a removed package until
+/// it is purged.
+fn an_upgrade_removes_the_package_for_podman() {
+    let dir = scratch();
+    let old = old_packages::debs(dir.path());
+    let [drop_in, hooks, data] = old_packages::LEFT;
+    let script = format!(
+        "echo 'APT::Get::Assume-Yes \"true\"; APT::Install-Recommends \"false\"; APT::Sandbox::User \"root\";' >/etc/apt/apt.conf.d/99test\n\
+         known() {{ dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}}\\n' 'oci-nvidia-*' 2>/dev/null || true; }}\n\
+         exist() {{ for path in {drop_in} {hooks} {data}; do test ! -e /$path || echo /$path; done; }}\n\
+         others() {{ files | grep -v ^var/lib/apt/ || true; }}\n\
+         others >/mnt/before\n\
+         for way in 'dpkg --no-triggers -i' 'apt-get install'; do\n\
+           install -i '{}' '{}'; exist\n\
+           $way \"$1\" </dev/null >/mnt/log 2>&1 || {{ cat /mnt/log >&2; exit 1; }}\n\
+           exist; known\n\
+           install -P {MAIN} {}\n\
+           known\n\
+         done\n\
+         others >/mnt/after; diff /mnt/before /mnt/after",
+        old[0].display(),
+        old[1].display(),
+        old_packages::PODMAN,
+    );
+    let once = format!(
+        "/{drop_in}\n/{hooks}\n/{data}\nii  {MAIN}\nrc  {}\n",
+        old_packages::PODMAN
+    );
     assert_eq!(
-        podman.run_installed(&root, &smi).ok(),
-        fake.on_host("nvidia-smi -L")
+        on_host(&script, Path::new("/nonexistent")).ok(),
+        once.repeat(2)
     );
 }
 
-const DROP_IN: &str = "/etc/containers/containers.conf.d/50-oci-nvidia-hook.conf";
+/// A container that was started at the stage precreate, and a hook file that cleans up after it.
+fn a_running_container_keeps_its_gpus() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    let old = old_packages::debs(dir.path());
+    let podman = Podman::with_image();
+    let poststop = dir.path().join("poststop.json");
+    let hook = std::fs::read_to_string(source("hooks.d/oci-nvidia-hook.json")).unwrap();
+    std::fs::write(&poststop, hook.replace("prestart", "poststop")).unwrap();
+    let script = format!(
+        "install -i '{}' '{}'\n\
+         mkdir -p /{CONFIG}.d /etc/containers/containers.conf.d\n\
+         printf '[nvidia-container-cli]\\nroot = \"{}\"\\n' >/{CONFIG}.d/root.toml\n\
+         cp '{}/containers.conf' /etc/containers/containers.conf.d/10-test.conf\n\
+         cp '{}' /usr/share/containers/oci/hooks.d\n\
+         unset CONTAINERS_CONF\n\
+         podman() {{ {} \"$@\"; }}\n\
+         trap 'podman rm -f -t 0 web >/dev/null' EXIT\n\
+         gpus() {{ podman exec web nvidia-smi -L; oci-nvidia-hook why web | grep -o '^at [a-z-]*\\|^the container got what it requested\\|^ended'; }}\n\
+         podman run -d --name web --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null\n\
+         gpus; echo upgrade; install -i \"$1\"; gpus\n\
+         podman stop -t 0 web >/dev/null; oci-nvidia-hook why web | grep -o ^ended\n\
+         podman start web >/dev/null; gpus",
+        old[0].display(),
+        old[1].display(),
+        fake.root.display(),
+        podman.dir.path().display(),
+        poststop.display(),
+        podman.with_storage().join(" "),
+    );
+    let text = on_host(&script, Path::new("/nonexistent")).ok();
+    let gpu = fake.on_host("nvidia-smi -L");
+    println!("{text} {gpu}");
+}
 
 fn purge_leaves_nothing() {
-    let all = "oci-nvidia-hook oci-nvidia-hook-podman oci-nvidia-hook-compat";
+    let all = "oci-nvidia-hook oci-nvidia-hook-compat";
     let script = format!(
         "files >/mnt/before\n\
          install -i \"$@\"\n\
@@ -354,9 +400,7 @@ fn purge_leaves_nothing() {
          echo path: /usr/bin/oci-nvidia-hook >/run/cdi/nvidia.yaml\n\
          echo path: /usr/bin/nvidia-ctk >/run/cdi/other.yaml\n\
          test ! -e /{CONFIG}; test -d /{CONFIG}.d; test -e /usr/share/oci-nvidia-hook/config.toml\n\
-         test -e {DROP_IN}\n\
          install -r {all}\n\
-         test ! -e {DROP_IN}\n\
          test ! -e /run/oci-nvidia-hook; test ! -e /run/cdi/nvidia.yaml; test ! -e /usr/bin/oci-nvidia-hook\n\
          install -P {all}\n\
          files >/mnt/after\n\
@@ -412,17 +456,14 @@ fn the_commands_of_the_page_remove_all() {
          copied() {{ run sh -c \"$1\"; installed; }}\n\
          others() {{ files | grep -v ^var/lib/apt/ || true; }}\n\
          others >/mnt/before\n\
-         for packages in \"$1\" \"$1 $2\" \"$1 $2 $3\"; do\n\
+         for packages in \"$1\" \"$1 $2\"; do\n\
            install -i $packages; installed | wc -l\n\
            copied '{remove}'; copied \"{purge}\"\n\
          done\n\
-         install -i \"$1\" \"$2\"; echo '# mine' >>{DROP_IN}\n\
-         copied '{remove}'; tail -n 1 {DROP_IN}\n\
-         copied \"{purge}\"; test ! -e {DROP_IN}\n\
          others >/mnt/after; diff /mnt/before /mnt/after || true"
     );
     let stdout = on_host(&script, Path::new("/nonexistent")).ok();
-    assert_eq!(stdout, "1\n2\n3\n# mine\n");
+    assert_eq!(stdout, "1\n2\n");
 }
 
 /// NVIDIA's toolkit creates the file during installation, so no package owns it. An unattended installation with apt asks nothing.

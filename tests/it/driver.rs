@@ -141,11 +141,11 @@ impl FakeDriver {
         run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
     }
 
-    /// Runs the hook at precreate with this config.json.
-    pub fn precreate(&self, spec: &[u8]) -> Ran {
-        let mut precreate = Command::new(HOOK);
-        precreate.arg("--config").arg(&self.config).arg("precreate");
-        run_with(precreate.env_clear(), spec)
+    /// Lets the hook edit this config.json, as nvidia-container-runtime does.
+    pub fn edit_config(&self, spec: &[u8]) -> Ran {
+        let mut edit = Command::new(HOOK);
+        edit.arg("--config").arg(&self.config).arg("edit-config");
+        run_with(edit.env_clear(), spec)
     }
 }
 

@@ -158,38 +158,16 @@ impl Podman {
 
     /// Installs the hook file of the packages, with the tested binary and a config.toml of the test.
     pub fn install_hook(&self, config: &Path) {
-        self.install("hooks.d/oci-nvidia-hook.json", config);
+        self.install_stage("prestart", config);
     }
 
-    /// Installs the hook file of Podman's own stage.
-    pub fn install_precreate(&self, config: &Path) {
-        self.install("packaging/podman/oci-nvidia-hook-precreate.json", config);
-    }
-
-    fn install(&self, shipped: &str, config: &Path) {
-        let mut json = shipped_hook(shipped);
-        let stage = json["stages"][0].clone();
-        self.write_hook(shipped, &mut json, config, &stage);
-    }
-
-    /// Installs a hook file for a stage for which the packages have none.
+    /// Installs the same hook file for another stage.
     pub fn install_stage(&self, stage: &str, config: &Path) {
         let mut json = shipped_hook("hooks.d/oci-nvidia-hook.json");
         json["stages"] = serde_json::json!([stage]);
-        self.write_hook("oci-nvidia-hook.json", &mut json, config, &stage.into());
-    }
-
-    fn write_hook(
-        &self,
-        name: &str,
-        json: &mut serde_json::Value,
-        config: &Path,
-        stage: &serde_json::Value,
-    ) {
         json["hook"]["path"] = HOOK.into();
         json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", config, stage]);
-        let name = Path::new(name).file_name().unwrap();
-        std::fs::write(self.hooks.join(name), json.to_string()).unwrap();
+        std::fs::write(self.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
     }
 
     /// Removes the hook file.
@@ -234,7 +212,8 @@ impl Podman {
         words
     }
 
-    fn with_storage(&self) -> Vec<String> {
+    /// The command with the storage of this value, and the hooks directories of the configuration.
+    pub fn with_storage(&self) -> Vec<String> {
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         [
             "podman",

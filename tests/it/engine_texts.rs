@@ -11,7 +11,7 @@ use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::support::{HOOK, Ran, scratch, source};
 
 tests! {
-    NEEDS => of_runc, of_precreate, of_cdi, of_a_time_that_is_up, of_containers_conf;
+    NEEDS => of_runc, of_a_removed_stage, of_cdi, of_a_time_that_is_up, of_containers_conf;
     NEEDS_CRUN => of_crun;
 }
 
@@ -80,10 +80,9 @@ fn of_crun() {
     );
 }
 
-fn of_precreate() {
+fn of_a_removed_stage() {
     let podman = Podman::with_image();
-    podman.remove_hook();
-    podman.install_precreate(&FakeDriver::shared().config);
+    podman.install_stage("precreate", &FakeDriver::shared().config);
     let text =
         of_the_page("executing [").replace("oci-nvidia-hook ", "oci-nvidia-hook --config … ");
     assert_says(&podman.run(Cgroup::AsMounted, WRONG), &text);

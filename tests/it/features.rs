@@ -241,7 +241,7 @@ fn unknown_libraries_are_for_all() {
         let mut plan = Command::new(HOOK);
         plan.arg("--config")
             .arg(&fake.config)
-            .args(["plan", "-", "--stage", "precreate"])
+            .args(["plan", "-"])
             .env_clear();
         let shown = run_with(&mut plan, spec.as_bytes()).ok();
         assert_eq!(

@@ -18,7 +18,7 @@ use crate::support::{HOOK, run_with, scratch, sh};
 
 tests! {
     NEEDS => specs_of_other_devices, one_class, a_spec_follows_the_host, each_variable_gives_its_devices, a_missing_module_is_named, denied_features_are_refused,
-        files_of_another_place, no_directory_leads_to_a_program, a_socket_in_a_given_directory, precreate_lists_them, status_shows_them;
+        files_of_another_place, no_directory_leads_to_a_program, a_socket_in_a_given_directory, the_edited_config_lists_them, status_shows_them;
     engine::NEEDS => podman_gives_them_by_variable, podman_gives_them_by_name;
 }
 
@@ -245,7 +245,7 @@ fn no_directory_leads_to_a_program() {
     );
     assert_eq!(programs_below(given.drain(..)), Vec::<PathBuf>::new());
 
-    let edited = precreate(&fake, &image, &ALL_FEATURES);
+    let edited = edit_config(&fake, &image, &ALL_FEATURES);
     let mounts = edited["mounts"].as_array().unwrap().iter();
     let sources = mounts.map(|mount| PathBuf::from(mount["source"].as_str().unwrap()));
     assert_eq!(programs_below(sources), Vec::<PathBuf>::new());
@@ -298,7 +298,7 @@ fn a_socket_in_a_given_directory() {
     assert!(ran.stderr.contains(why), "{ran:?}");
     ran.ok();
     assert_eq!(container.exec("ls /run/udev/data").stdout, "");
-    let edited = precreate(&fake, &image, &ALL_FEATURES).to_string();
+    let edited = edit_config(&fake, &image, &ALL_FEATURES).to_string();
     assert!(!edited.contains("/run/udev"), "{edited}");
     let said = cdi(&fake, &["generate", "--class=gds", "--output=-"]);
     assert!(
@@ -307,21 +307,21 @@ fn a_socket_in_a_given_directory() {
     );
 }
 
-/// Returns config.json as precreate changes it for a container with these variables.
-fn precreate(fake: &FakeDriver, image: &Image, env: &[&str]) -> Value {
+/// Returns the edited config.json for a container with these variables.
+fn edit_config(fake: &FakeDriver, image: &Image, env: &[&str]) -> Value {
     let spec = json!({
         "root": {"path": image.rootfs}, "process": {"env": env}, "mounts": [],
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
-    serde_json::from_str(&fake.precreate(spec.to_string().as_bytes()).ok()).unwrap()
+    serde_json::from_str(&fake.edit_config(spec.to_string().as_bytes()).ok()).unwrap()
 }
 
-fn precreate_lists_them() {
+fn the_edited_config_lists_them() {
     let fake = host();
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let env = [GPU, "NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
-    let edited = precreate(&fake, &image, &env);
+    let edited = edit_config(&fake, &image, &env);
     let (devices, mounts) = (
         &edited["linux"]["devices"],
         edited["mounts"].as_array().unwrap(),

@@ -44,7 +44,7 @@ fn for_container(fake: &FakeDriver, asked: &str, arguments: &[&str]) -> Ran {
 }
 
 fn plan(fake: &FakeDriver, asked: &str) -> Ran {
-    for_container(fake, asked, &["plan", "-", "--stage", "precreate"])
+    for_container(fake, asked, &["plan", "-"])
 }
 
 /// The state of a GPU in /proc.
@@ -86,7 +86,7 @@ fn a_missing_node_moves_no_index() {
             shown.code == Some(1) && shown.stdout.contains(missing),
             "{asked}: {shown:?}"
         );
-        let ran = for_container(&fake, asked, &["precreate"]);
+        let ran = for_container(&fake, asked, &["edit-config"]);
         assert!(
             ran.stdout.is_empty() && ran.failed(1).contains(missing),
             "{asked}"
@@ -285,11 +285,7 @@ fn info_json_can_be_replayed() {
     fs::write(&file, report.to_string()).unwrap();
     let replay = |asked: &str| {
         let file = file.to_str().unwrap();
-        for_container(
-            &fake,
-            asked,
-            &["plan", "-", "--stage", "precreate", "--inventory", file],
-        )
+        for_container(&fake, asked, &["plan", "-", "--inventory", file])
     };
     assert!(replay("0:1").ok().contains("device: MIG-51eed000-0002"));
     assert!(replay("0:0").stdout.contains("ONH-030"));

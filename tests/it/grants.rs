@@ -51,7 +51,7 @@ fn plan(fake: &FakeDriver, spec: &str) -> Ran {
     command
         .arg("--config")
         .arg(&fake.config)
-        .args(["plan", "-", "--stage", "precreate"])
+        .args(["plan", "-"])
         .env_clear();
     run_with(&mut command, spec.as_bytes())
 }
@@ -75,14 +75,14 @@ fn device_nodes_bring_the_files() {
             "{locked}{env:?}: {listed}"
         );
         container.exec("probe-dlopen libcuda.so.1").ok();
-        // The same request with plan and at precreate.
+        // The same request with plan and in an edited config.json.
         let spec = with(gpu_1(), env, &[]);
         assert!(
             plan(&fake, &spec)
                 .ok()
                 .contains(&format!("(UUID: {GPU_1})\n"))
         );
-        let edited: Value = serde_json::from_str(&fake.precreate(spec.as_bytes()).ok()).unwrap();
+        let edited: Value = serde_json::from_str(&fake.edit_config(spec.as_bytes()).ok()).unwrap();
         let mounts = edited["mounts"].to_string();
         assert!(
             mounts.contains("libcuda.so.535") && mounts.contains("nvidia-smi"),
@@ -212,22 +212,7 @@ fn a_device_in_the_place_of_a_node() {
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let before = container.mountinfo();
     let config = fake.config.display().to_string();
-    let at_each_stage = || {
-        let create_container = ["--config", &config, "createContainer"].map(str::to_owned);
-        [
-            container.hook(&fake.config),
-            container.create_container_hook(&create_container),
-        ]
-    };
-    let at_precreate = |spec: &str| {
-        let mut precreate = Command::new(HOOK);
-        run_with(
-            precreate
-                .args(["--config", &config, "precreate"])
-                .env_clear(),
-            spec.as_bytes(),
-        )
-    };
+    let edit = |spec: &str| fake.edit_config(spec.as_bytes());
     let explained = |spec: &str| {
         let mut at_prestart = Command::new(HOOK);
         let state = container.state();
@@ -244,13 +229,11 @@ fn a_device_in_the_place_of_a_node() {
 
     let taken = json!({"linux": {"devices": [null_1]}});
     container.set_spec(&asks, &taken);
-    for ran in at_each_stage() {
-        let says = "config.json lists another device at \"/dev/nvidia1\" (ONH-044)\nhint: ";
-        assert!(ran.stderr.contains(says), "{ran:?}");
-        ran.failed(1);
-    }
+    let stderr = container.hook(&fake.config).failed(1);
+    let says = "config.json lists another device at \"/dev/nvidia1\" (ONH-044)\nhint: ";
+    assert!(stderr.contains(says), "{stderr}");
     let spec = with(taken, &asks, &[]);
-    assert!(at_precreate(&spec).failed(1).contains("(ONH-044)\nhint: "));
+    assert!(edit(&spec).failed(1).contains("(ONH-044)\nhint: "));
     for shown in explained(&spec) {
         let stopped =
             shown.stdout.starts_with("the hook would fail: ") && shown.stdout.contains("ONH-044");
@@ -263,21 +246,17 @@ fn a_device_in_the_place_of_a_node() {
         &asks,
         &[],
     );
-    at_precreate(&other).ok();
+    edit(&other).ok();
 
     // A container that only has a GPU's node starts as its config.json describes it.
     let granted = json!({"linux": {"devices": [node("nvidia1", 195, 1), null_ctl]}});
     container.set_spec(&[], &granted);
-    for ran in at_each_stage() {
-        assert!(
-            ran.stderr
-                .contains("another device at \"/dev/nvidiactl\" (ONH-111)\nhint: "),
-            "{ran:?}"
-        );
-        ran.ok();
-    }
+    let ran = container.hook(&fake.config);
+    let says = "another device at \"/dev/nvidiactl\" (ONH-111)\nhint: ";
+    assert!(ran.stderr.contains(says), "{ran:?}");
+    ran.ok();
     let spec = with(granted, &[], &[]);
-    assert_eq!(at_precreate(&spec).ok(), spec);
+    assert_eq!(edit(&spec).ok(), spec);
     for shown in explained(&spec).map(Ran::ok) {
         assert!(
             shown.starts_with("the hook would do nothing") && shown.contains("ONH-111"),
@@ -287,32 +266,19 @@ fn a_device_in_the_place_of_a_node() {
     assert_eq!(container.mountinfo(), before);
 }
 
-/// Runs the three stages for which there is a hook file or a test.
 fn podmans_device_option() {
     let root = FakeDriver::shared().root.display().to_string();
     let device = |name: &str| format!("--device={root}/dev/{name}:/dev/{name}");
     let (ctl, gpu) = (device("nvidiactl"), device("nvidia1"));
     let script = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia1; ls /dev";
-    let see = |podman: &Podman, cgroup: Cgroup, stage: &str| {
-        let text = podman
-            .run(cgroup, &[&ctl, &gpu, IMAGE, "sh", "-euc", script])
-            .ok();
-        assert!(
-            text.matches("GPU-51eed").count() == 1 && text.contains(GPU_1),
-            "{stage}: {text}"
-        );
-        assert!(
-            !text.lines().any(|line| line == "nvidia0"),
-            "{stage}: {text}"
-        );
-    };
-    see(Podman::shared(), Cgroup::AsMounted, "prestart");
-    let podman = Podman::with_image();
-    podman.install_stage("createContainer", &FakeDriver::shared().config);
-    see(&podman, Cgroup::AsMounted, "createContainer");
-    podman.remove_hook();
-    podman.install_precreate(&FakeDriver::shared().config);
-    see(&podman, Cgroup::AsMounted, "precreate");
+    let podman = Podman::shared();
+    let words = [&ctl, &gpu, IMAGE, "sh", "-euc", script];
+    let text = podman.run(Cgroup::AsMounted, &words).ok();
+    assert!(
+        text.matches("GPU-51eed").count() == 1 && text.contains(GPU_1),
+        "{text}"
+    );
+    assert!(!text.lines().any(|line| line == "nvidia0"), "{text}");
     let text = podman.run(
         Cgroup::AsMounted,
         &[
@@ -407,7 +373,7 @@ fn hosts_without_a_gpu() {
         shown.starts_with("the hook would do nothing: ") && shown.contains("ONH-112"),
         "{shown}"
     );
-    let ran = fake.precreate(asks("all").as_bytes());
+    let ran = fake.edit_config(asks("all").as_bytes());
     assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
     assert_eq!(ran.ok(), asks("all"), "config.json is unchanged");
     for asked in ["0", GPU_1, "none"] {
@@ -479,27 +445,12 @@ fn privilege_in_another_user_namespace() {
     let joined = json!({"linux": {"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]}});
     let asked = |spec: &str| {
         let mut command = Command::new(HOOK);
-        command.arg("--config").arg(&fake.config).args([
-            "plan",
-            "-",
-            "--request",
-            "--json",
-            "--stage",
-            "precreate",
-        ]);
+        command
+            .arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-", "--request", "--json"]);
         let ran = run_with(command.env_clear(), spec.as_bytes());
         serde_json::from_str::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
-    };
-    let precreate = |spec: &str| {
-        let mut command = Command::new(HOOK);
-        run_with(
-            command
-                .arg("--config")
-                .arg(&fake.config)
-                .arg("precreate")
-                .env_clear(),
-            spec.as_bytes(),
-        )
     };
     let all = "NVIDIA_VISIBLE_DEVICES=all";
     for (locked, env, finding) in [
@@ -526,7 +477,7 @@ fn privilege_in_another_user_namespace() {
                 shown["findings"].to_string().contains(finding) && shown["request"].is_null(),
                 "{env:?}: {shown}"
             );
-            let ran = precreate(&spec);
+            let ran = fake.edit_config(spec.as_bytes());
             assert!(ran.stderr.contains(finding), "{env:?}: {ran:?}");
             if finding == "ONH-103" {
                 assert_eq!(ran.ok(), spec, "{env:?}");
@@ -580,20 +531,17 @@ fn locked_podman(cgroup: Cgroup) {
         let of_image = ["-e", env, IMAGE, "sh", "-c", "nvidia-smi -L || true"];
         podman.run(cgroup, &[options, &of_image].concat())
     };
-    for install in [Podman::install_hook, Podman::install_precreate] {
-        podman.remove_hooks();
-        install(&podman, &fake.config);
-        for privilege in ["--cap-add=SYS_ADMIN", "--privileged"] {
-            for env in ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=9.0"] {
-                let text = run(&[privilege], env).ok();
-                assert_eq!(
-                    text.matches("UUID: GPU-").count(),
-                    2,
-                    "{privilege} {env}: {text}"
-                );
-                let text = run(&[&userns[..], &[privilege]].concat(), env).ok();
-                assert!(!text.contains("GPU-"), "{privilege} {env}: {text}");
-            }
+    podman.install_hook(&fake.config);
+    for privilege in ["--cap-add=SYS_ADMIN", "--privileged"] {
+        for env in ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=9.0"] {
+            let text = run(&[privilege], env).ok();
+            assert_eq!(
+                text.matches("UUID: GPU-").count(),
+                2,
+                "{privilege} {env}: {text}"
+            );
+            let text = run(&[&userns[..], &[privilege]].concat(), env).ok();
+            assert!(!text.contains("GPU-"), "{privilege} {env}: {text}");
         }
     }
 }

@@ -10,14 +10,14 @@ use serde_json::Value;
 use crate::cdi::{cdi, generate};
 use crate::cdi_containers::with_mounts;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::edit_config;
 use crate::hosts::stub;
-use crate::precreate;
 use crate::support::{HOOK, Need, run, scratch, sh};
 
 tests! {
     NEEDS => one_library_directory, one_library_directory_with_cdi, a_library_that_is_not_whole, a_volume_that_makes_the_directories_one,
         loaders_without_the_cache, libraries_of_an_older_driver, copies_of_an_older_driver, stubs_after_ldconfig, no_gpu_needs_no_nvml;
-    &[Need::Root, Need::Program("cc")] => one_library_directory_at_precreate, a_partial_linker_cache;
+    &[Need::Root, Need::Program("cc")] => one_library_directory_in_config_json, a_partial_linker_cache;
 }
 
 const ALL: &[&str] = &[
@@ -102,10 +102,11 @@ fn one_library_directory_with_cdi() {
     }
 }
 
-fn one_library_directory_at_precreate() {
+fn one_library_directory_in_config_json() {
     let (dir, fake) = (scratch(), host_with_32_bit_libraries());
     let image = arch_image(dir.path());
-    let printed = precreate::precreate(&fake.config, &precreate::spec(&image.rootfs, ALL)).ok();
+    let printed =
+        edit_config::edit_config(&fake.config, &edit_config::spec(&image.rootfs, ALL)).ok();
     let config: Value = serde_json::from_str(&printed.replace("1e400", "0")).unwrap();
     let mut paths = Vec::new();
     for mount in config["mounts"].as_array().unwrap() {
@@ -155,8 +156,8 @@ fn loaders_without_the_cache() {
     );
 }
 
-/// An image that was committed from a container with an older driver has its links, and empty files as mount points. With CDI and
-/// precreate, they are in another directory than the driver's libraries. This directory may be shared, so what remains is reported.
+/// An image that was committed from a container with an older driver has its links, and empty files as mount points. With CDI,
+/// they are in another directory than the driver's libraries. This directory may be shared, so what remains is reported.
 fn libraries_of_an_older_driver() {
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
     sh(&format!(
@@ -280,11 +281,11 @@ fn a_library_that_is_not_whole() {
     ] {
         std::fs::remove_file(&library).unwrap();
         std::fs::write(&library, content).unwrap();
-        let spec = precreate::spec(&image.rootfs, ALL);
+        let spec = edit_config::spec(&image.rootfs, ALL);
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
         for stderr in [
             container.hook(&fake.config).failed(1),
-            precreate::precreate(&fake.config, &spec).failed(1),
+            edit_config::edit_config(&fake.config, &spec).failed(1),
             cdi(&fake, &["generate", "--output", "-"]).failed(1),
         ] {
             let what = format!("libcuda.so.535.183.01\" is not a library: {fault} (ONH-023)");

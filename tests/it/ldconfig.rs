@@ -12,7 +12,7 @@ use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, private_dir, scratch, sh, snapshot};
 
 tests! {
-    NEEDS => directories_of_the_host_in_cdi, directories_of_the_host_at_precreate, cuda_compat_stays_first,
+    NEEDS => directories_of_the_host_in_cdi, directories_of_the_host_in_config_json, cuda_compat_stays_first,
         images_without_configuration, a_configuration_without_drop_ins, nothing_is_written_without_need,
         a_list_that_is_out_of_date_goes, volumes_are_left_alone, a_container_that_ran_with_another_driver;
     engine::NEEDS => podman_installs_a_package = podman_installs_a_package(Cgroup::AsMounted), podman_read_only;
@@ -78,19 +78,19 @@ fn directories_of_the_host_in_cdi() {
 
 /// Podman 5 does not have a root file system yet for a container with a user namespace: files are placed at the paths of the
 /// host.
-fn directories_of_the_host_at_precreate() {
+fn directories_of_the_host_in_config_json() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    assert_the_same_after_ldconfig(&precreate_container(dir.path(), &fake, &image.rootfs));
+    assert_the_same_after_ldconfig(&edited_container(dir.path(), &fake, &image.rootfs));
 }
 
-pub fn precreate_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting {
+pub fn edited_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting {
     let empty = dir.join("empty");
     std::fs::create_dir(&empty).unwrap();
     let env = ["NVIDIA_VISIBLE_DEVICES=all"];
     let spec = json!({"ociVersion": "1.0.2", "root": {"path": empty}, "process": {"env": env, "args": ["sh"]}});
     let edited: Value =
-        serde_json::from_str(&fake.precreate(spec.to_string().as_bytes()).ok()).unwrap();
+        serde_json::from_str(&fake.edit_config(spec.to_string().as_bytes()).ok()).unwrap();
     let mut before = String::new();
     for mount in edited["mounts"].as_array().unwrap() {
         let (from, to) = (

@@ -41,6 +41,7 @@ mod doctor;
 mod doctor_container;
 mod driver;
 mod driver_roots;
+mod edit_config;
 mod engine;
 mod engine_texts;
 mod failure;
@@ -77,6 +78,7 @@ mod mps_unit;
 mod nvidia_cli;
 mod nvidia_ctk;
 mod obs;
+mod old_packages;
 mod own_nodes;
 mod packages;
 mod packaging;
@@ -85,15 +87,13 @@ mod pictures;
 mod pinned;
 mod plan;
 mod podman;
-mod podman_drop_in;
 mod podman_shapes;
-mod precreate;
-mod precreate_podman;
 mod prepare;
 mod ps;
 mod readme;
 mod real_images;
 mod records;
+mod removed_stages;
 mod repository;
 mod restart;
 mod rpm;
@@ -133,13 +133,13 @@ tests_of! {
 
     advisories, architecture, bad_input, budget, builds, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_outdated, cgroup, command_lines,
     conformance, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin,
-    doctor::user, driver_roots, engine_texts, failure, fake_mps, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants,
+    doctor::user, driver_roots, edit_config, engine_texts, failure, fake_mps, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants,
     help,
     histories,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
     limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned,
-    plan, podman, podman_drop_in, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, restart, rpm, shapes,
+    plan, podman, prepare, ps, readme, real_images, records, removed_stages, repository, restart, rpm, shapes,
     soak, start_order, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
 }
 

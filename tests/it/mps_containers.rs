@@ -15,7 +15,7 @@ use crate::engine::{Cgroup, IMAGE, NEEDS, Podman};
 use crate::support::{Ran, scratch, sh, source};
 
 tests! {
-    NEEDS => by_variable, at_precreate, by_cdi_name, several_gpus, daemons_that_are_not_ready;
+    NEEDS => by_variable, by_cdi_name, several_gpus, daemons_that_are_not_ready;
 }
 
 /// A fake driver whose first GPU is shared, with 2 GiB and 40 percent of the multiprocessors for each client.
@@ -163,14 +163,6 @@ fn by_variable() {
     );
     let text = run_in(&podman, "", &other).ok();
     assert!(text.contains("allocated 3000 MiB"), "{text}");
-}
-
-fn at_precreate() {
-    let (shared, podman) = (SharedGpu::new(), Podman::with_image());
-    podman.remove_hook();
-    podman.install_precreate(&shared.fake.config);
-    let arguments = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=0"], SCRIPT);
-    check(&run_in(&podman, "", &arguments).ok());
 }
 
 /// The device of all GPUs has no directory of a daemon: a program that monitors all GPUs needs none.

@@ -38,10 +38,7 @@ fn the_spec_builds_what_make_rpm_builds() {
             .args(["--define", "test_cargo cargo"]);
         run(rpmspec.args(options).arg("-P").arg(spec)).ok()
     };
-    let of_rpm = parsed(
-        &source("packaging/rpm.spec"),
-        &["--with", "podman", "--without", "presets"],
-    );
+    let of_rpm = parsed(&source("packaging/rpm.spec"), &["--without", "presets"]);
     let of_obs = parsed(&source("packaging/obs/oci-nvidia-hook.spec"), &[]);
     let lines = |text: &str| -> Vec<String> {
         let text = text

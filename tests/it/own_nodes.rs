@@ -8,9 +8,9 @@ use serde_json::json;
 use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::edit_config::video;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::kernels;
-use crate::precreate::video;
 use crate::support::{HOOK, Need, Ran, fingerprint, run, run_with, scratch};
 
 const NEEDS_CRUN: &[Need] = &[
@@ -409,7 +409,7 @@ fn podman() {
     let fake = suse();
     let podman = Podman::with_image();
     let asks = ["-e", "NVIDIA_VISIBLE_DEVICES=1"];
-    for stage in ["prestart", "createContainer"] {
+    for stage in ["prestart", "createRuntime"] {
         podman.install_stage(stage, &fake.config);
         for cgroup in [Cgroup::AsMounted, Cgroup::V2, Cgroup::WithCrun] {
             for more in [
@@ -466,7 +466,6 @@ fn processes_that_leave_root() {
     let asks = "-e NVIDIA_VISIBLE_DEVICES=1";
     for (mode, before, asks) in [
         ("hook", String::new(), asks),
-        ("precreate", String::new(), asks),
         (
             "cdi",
             format!("{};", only_spec(&spec)),
@@ -474,10 +473,8 @@ fn processes_that_leave_root() {
         ),
     ] {
         podman.remove_hooks();
-        match mode {
-            "hook" => podman.install_stage("prestart", &fake.config),
-            "precreate" => podman.install_precreate(&fake.config),
-            _ => {}
+        if mode == "hook" {
+            podman.install_stage("prestart", &fake.config);
         }
         for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
             let open = "sh -c 'id -u; nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl'";

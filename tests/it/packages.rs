@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::ldconfig::{LIST, LOOK, cdi_container, precreate_container};
+use crate::ldconfig::{LIST, LOOK, cdi_container, edited_container};
 use crate::support::{Need, run, scratch, sh};
 
 const DPKG: &[Need] = &[
@@ -23,7 +23,7 @@ const RPM: &[Need] = &[
 
 tests! {
     DPKG => dpkg_with_cdi = installs(cdi_container, Manager::Dpkg),
-        dpkg_at_precreate = installs(precreate_container, Manager::Dpkg);
+        dpkg_with_an_edited_config = installs(edited_container, Manager::Dpkg);
     RPM => rpm_with_cdi = installs(cdi_container, Manager::Rpm);
 }
 

@@ -12,7 +12,7 @@ use crate::support::{HOOK, Need, run, scratch, source};
 tests! {
     &[Need::Root, Need::Program("systemd-analyze")] => systemd_takes_the_units;
     &[Need::Root, Need::Program("cc")] => the_service_refreshes;
-    &[] => udev_rules_start_a_unit_that_is_there, cri_o_never_sees_the_precreate_stage;
+    &[] => udev_rules_start_a_unit_that_is_there;
     &[Need::Program("systemctl")] => udev_starts_only_an_enabled_unit;
     &[Need::Root] => sudo_leaves_no_files_of_root;
     &[] => the_output_of_a_failed_build_is_printed;
@@ -272,48 +272,4 @@ fn udev_starts_only_an_enabled_unit() {
     assert_eq!(starts(), [true; 3], "until the next boot");
     systemctl(&["mask", "oci-nvidia-hook-cdi.service"]).ok();
     assert_eq!(starts(), [false; 3]);
-}
-
-/// CRI-O refuses to start if a file in the directories that it shares with Podman has an unknown stage.
-fn cri_o_never_sees_the_precreate_stage() {
-    let json = |path: &str| -> serde_json::Value {
-        serde_json::from_str(&std::fs::read_to_string(source(path)).unwrap()).unwrap()
-    };
-    let hook = json("packaging/podman/oci-nvidia-hook-precreate.json");
-    assert_eq!(hook["stages"], serde_json::json!(["precreate"]));
-    assert_eq!(
-        hook["hook"]["args"],
-        serde_json::json!(["oci-nvidia-hook", "precreate"])
-    );
-    assert!(
-        hook["hook"]["env"]
-            .as_array()
-            .is_some_and(|env| !env.is_empty()),
-        "CVE-2025-23266"
-    );
-    let shared = std::fs::read_dir(source("hooks.d")).unwrap().flatten();
-    for file in shared {
-        // The same name in both directories would be one hook: the later directory hides the file of the other.
-        assert_ne!(file.file_name(), "oci-nvidia-hook-precreate.json");
-        let hook = json(&format!("hooks.d/{}", file.file_name().display()));
-        assert!(
-            !hook["stages"].to_string().contains("precreate"),
-            "{file:?}"
-        );
-    }
-    let conf = std::fs::read_to_string(source("packaging/podman/50-oci-nvidia-hook.conf")).unwrap();
-    let lines: Vec<_> = conf
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .map(str::trim)
-        .collect();
-    let dirs = [
-        "\"/usr/share/containers/oci/hooks.d\",",
-        "\"/usr/share/containers/oci/hooks.podman.d\",",
-    ];
-    assert_eq!(
-        lines,
-        ["[engine]", "hooks_dir = [", dirs[0], dirs[1], "]"],
-        "Podman's own directory first"
-    );
 }

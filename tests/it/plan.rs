@@ -13,7 +13,7 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 use crate::why::isolated;
 
 tests! {
-    NEEDS => stdin_is_config_json_or_a_state, a_container_by_its_name_at_precreate;
+    NEEDS => stdin_is_config_json_or_a_state;
     SHOWN => what_a_person_reads;
     &[] => nothing_to_plan, gpus_by_cdi;
     &[Need::Root] => a_container_by_its_name;
@@ -50,10 +50,6 @@ fn stdin_is_config_json_or_a_state() {
     let ways = [
         plan(&["--config", config], &spec),
         plan(&["--config", config], &state.to_string()),
-        plan(
-            &["--config", config, "--stage", "prestart"],
-            &state.to_string(),
-        ),
     ];
     let texts = ways.map(Ran::ok);
     assert!(
@@ -73,16 +69,6 @@ fn stdin_is_config_json_or_a_state() {
     let document = plan(&["--config", config, "--json"], &spec).ok();
     let document: serde_json::Value = serde_json::from_str(&document).unwrap();
     assert_eq!(document["unknown"].as_array().map(Vec::len), Some(1));
-    // At precreate, config.json is edited.
-    let precreate = plan(&["--config", config, "--stage", "precreate"], &spec).ok();
-    assert_eq!(precreate.lines().next(), texts[0].lines().next());
-    assert!(
-        precreate.contains("\nadded to mounts of config.json: /"),
-        "{precreate}"
-    );
-    // With a stage, plan prints the hook's messages of that stage.
-    let ran = plan(&["--config", config, "--stage", "prestart"], &spec);
-    assert!(ran.stdout.contains("\"bundle\" (ONH-003)\n"), "{ran:?}");
 }
 
 /// The container mounts its own file system at /etc, whose server decides when a lookup ends.
@@ -190,38 +176,6 @@ fn a_container_by_its_name() {
 
 /// Above the kernel's highest process id: the hook must never find a process to set up.
 const NO_PROCESS: i32 = 999_999_999;
-
-/// The same as with its config.json on stdin.
-fn a_container_by_its_name_at_precreate() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let spec =
-        json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": "rootfs"}})
-            .to_string();
-    fs::create_dir(dir.path().join("rootfs")).unwrap();
-    fs::write(dir.path().join("config.json"), &spec).unwrap();
-    let config = fake.config.to_str().unwrap();
-    let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir.path()}).to_string();
-    // The hook does not set up the container, but the record contains the bundle.
-    run_with(
-        isolated(dir.path()).args(["--config", config, "prestart"]),
-        state.as_bytes(),
-    )
-    .failed(1);
-    let plan = |name: &[&str], stdin: &str| {
-        let mut plan = isolated(dir.path());
-        plan.args(["--config", config, "plan", "--stage", "precreate"])
-            .args(name)
-            .current_dir(dir.path());
-        run_with(&mut plan, stdin.as_bytes()).ok()
-    };
-    let text = plan(&["web1"], "");
-    let rules = "\nadded to linux.resources.devices of config.json: allow c 511:0 rw, allow c 511:1 rw, allow c 195:1 rw, allow c 195:255 rw\n";
-    assert!(text.contains(rules), "{text}");
-    assert_eq!(
-        text.strip_prefix("container web1\n"),
-        Some(plan(&["-"], &spec).as_str())
-    );
-}
 
 /// The container requests nothing from the hook, but has GPUs.
 fn gpus_by_cdi() {

@@ -104,52 +104,22 @@ fn rootful_crun() {
 /// The host's /dev, or a directory in it, is a volume, and the nodes are in a driver root.
 fn the_hosts_dev_is_left_alone() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig"]);
-    let (prestart, precreate) = (Podman::with_image(), Podman::with_image());
-    prestart.install_hook(&fake.config);
-    precreate.remove_hook();
-    precreate.install_precreate(&fake.config);
-    for (podman, cgroup, volume, request) in [
+    let podman = Podman::with_image();
+    podman.install_hook(&fake.config);
+    for (cgroup, volume, request) in [
+        (Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
+        (Cgroup::WithCrun, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=all"),
         (
-            &prestart,
-            Cgroup::AsMounted,
-            "/dev:/dev",
-            "NVIDIA_VISIBLE_DEVICES=1",
-        ),
-        (
-            &prestart,
-            Cgroup::WithCrun,
-            "/dev:/dev",
-            "NVIDIA_VISIBLE_DEVICES=all",
-        ),
-        (
-            &prestart,
             Cgroup::AsMounted,
             "/dev/dri:/dev/dri",
             "NVIDIA_VISIBLE_DEVICES=all",
         ),
         (
-            &prestart,
             Cgroup::AsMounted,
             "/dev/nvidia-caps:/dev/nvidia-caps",
             "NVIDIA_VISIBLE_DEVICES=0:0",
         ),
-        (
-            &precreate,
-            Cgroup::AsMounted,
-            "/dev:/dev",
-            "NVIDIA_VISIBLE_DEVICES=1",
-        ),
-        (
-            &precreate,
-            Cgroup::WithCrun,
-            "/dev/dri:/dev/dri",
-            "NVIDIA_VISIBLE_DEVICES=all",
-        ),
     ] {
-        // Old kernels are simulated only for the hook of the shared directory.
-        if kernels::current().is_some() && std::ptr::eq(podman, &raw const precreate) {
-            continue;
-        }
         let dir = scratch();
         let script = format!(
             "{nodes}; rm -r /dev/nvidia*; mkdir -p /dev/dri /dev/nvidia-caps; seen() {{ find /dev -xdev ! -path '/dev/shm*' -printf '%p %i %y %l\n' | sort; }}; \
@@ -167,7 +137,7 @@ fn the_hosts_dev_is_left_alone() {
             text.contains("the container has the host's \"/dev\" as a volume"),
             "{cgroup:?} {volume}: {text}"
         );
-        if matches!(cgroup, Cgroup::AsMounted) && std::ptr::eq(podman, &raw const prestart) {
+        if matches!(cgroup, Cgroup::AsMounted) {
             assert!(
                 text.contains("(ONH-047)\nhint: run \"oci-nvidia-hook prepare --root /\""),
                 "{text}"
@@ -399,14 +369,8 @@ fn rootless() {
         .filter(|shape| !shape.contains(&HOSTS_DEV))
         .map(|shape| shape.join(" "));
     let all = all.chain(users.map(str::to_owned));
-    // At precreate the runtime mounts the nodes, because a user cannot create any.
-    let at_precreate = ["", "--read-only", "--privileged", "--cap-drop=all"]
-        .into_iter()
-        .chain(users);
-    let shapes = all.map(|shape| ("hooks.d/oci-nvidia-hook.json", shape));
-    let precreate = "packaging/podman/oci-nvidia-hook-precreate.json";
-    for (hook, shape) in shapes.chain(at_precreate.map(|shape| (precreate, shape.to_owned()))) {
-        user.install_hook(hook);
+    user.install_hook("hooks.d/oci-nvidia-hook.json");
+    for shape in all {
         // Podman without a log driver can lose the output of a container that ends before podman has attached to it, so
         // the container writes its output to a file. Its user can be any in the user namespace.
         let out = user.path("out");
@@ -417,9 +381,8 @@ fn rootless() {
         );
         let mut ran = user.podman(&arguments);
         ran.stdout = std::fs::read_to_string(format!("{out}/stdout")).unwrap_or_default();
-        assert_works(ran, &[hook, &shape]);
+        assert_works(ran, &[&shape]);
     }
-    user.install_hook("hooks.d/oci-nvidia-hook.json");
     // The user can mount the nodes without the hook, so that the user's namespace counts like the host's.
     let config = std::fs::read_to_string(user.path("config.toml")).unwrap();
     let locked =

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run_with, scratch, sh};
 
 tests! {
-    NEEDS => what_a_request_needs_is_made, plan_knows_the_channels_of_precreate, what_is_made_is_explained, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
+    NEEDS => what_a_request_needs_is_made, what_is_made_is_explained, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
         doctor_reports_a_node_once;
     USER_NEEDS => a_plain_user_reads_what_root_has_to_do;
 }
@@ -108,48 +108,6 @@ fn mode(path: &Path) -> String {
 }
 
 const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
-
-/// A start at precreate creates the channel on the host. `plan` predicts the mode and the group, on which the container's node depends.
-fn plan_knows_the_channels_of_precreate() {
-    let host = Host::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
-    let channel = host.dev("nvidia-caps-imex-channels/channel7");
-    for uid in [0, 1000] {
-        let spec = json!({
-            "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=7"], "user": {"uid": uid, "gid": uid}},
-            "root": {"path": "rootfs"}, "mounts": [{"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}],
-            "linux": {"devices": [], "resources": {"devices": []}},
-        });
-        let document = |words: &[&str]| -> Value {
-            let mut hook = host.program();
-            hook.arg("--config").arg(&host.fake.config).args(words);
-            let text = run_with(&mut hook, spec.to_string().as_bytes()).ok();
-            serde_json::from_str(&text).unwrap()
-        };
-        let plan = document(&["plan", "-", "--stage", "precreate", "--json"]);
-        assert!(!channel.exists());
-        let done = document(&["precreate"]);
-        assert!(channel.exists());
-        host.remove("nvidia-caps-imex-channels");
-        for place in [
-            &["linux", "devices"][..],
-            &["linux", "resources", "devices"],
-            &["process", "user", "additionalGids"],
-        ] {
-            let mut added = Vec::new();
-            for edit in plan["edits"].as_array().unwrap() {
-                if edit["array"] == json!(place) {
-                    added.push(edit["item"].clone());
-                }
-            }
-            let result = done.pointer(&format!("/{}", place.join("/")));
-            assert_eq!(result, Some(&Value::from(added)), "{uid} {place:?}");
-        }
-        let has_channel =
-            |device: &Value| device["path"] == "/dev/nvidia-caps-imex-channels/channel7";
-        let devices = done["linux"]["devices"].as_array().unwrap();
-        assert!(devices.iter().any(has_channel), "{devices:?}");
-    }
-}
 
 fn what_a_request_needs_is_made() {
     let host = Host::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
@@ -353,7 +311,7 @@ fn a_mig_device_without_its_node(host: &Host) {
             stdin.as_bytes(),
         )
     };
-    let precreated = hook(&["precreate"], &spec_of(ALL));
+    let edited = hook(&["edit-config"], &spec_of(ALL));
     let generated = hook(&["cdi", "generate", "--output", "-"], "");
     assert!(
         !generated.stdout.contains("\"0:0\""),
@@ -367,7 +325,7 @@ fn a_mig_device_without_its_node(host: &Host) {
         "{}",
         generated.stdout
     );
-    for ran in [ran, precreated, generated] {
+    for ran in [ran, edited, generated] {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let warning = format!(
             "{missing} (ONH-232)\nhint: run \"oci-nvidia-hook prepare\" as root on the host"
@@ -378,13 +336,11 @@ fn a_mig_device_without_its_node(host: &Host) {
             ran.stderr
         );
     }
-    for arguments in [&["plan", "-"][..], &["plan", "-", "--stage", "precreate"]] {
-        let explained = hook(arguments, &spec_of(ALL)).ok();
-        assert!(
-            explained.contains("ONH-232 warning: ") && explained.contains(missing),
-            "{arguments:?}: {explained}"
-        );
-    }
+    let explained = hook(&["plan", "-"], &spec_of(ALL)).ok();
+    assert!(
+        explained.contains("ONH-232 warning: ") && explained.contains(missing),
+        "{explained}"
+    );
     for (name, is_given) in [
         ("0:0", false),
         ("0:1", false),
@@ -392,7 +348,7 @@ fn a_mig_device_without_its_node(host: &Host) {
         ("MIG-51eed000-0002-4000-8000-0000fa4e0002", true),
     ] {
         let ran = hook(
-            &["precreate"],
+            &["edit-config"],
             &spec_of(&format!("NVIDIA_VISIBLE_DEVICES={name}")),
         );
         assert_eq!(ran.code == Some(0), is_given, "{name}: {ran:?}");

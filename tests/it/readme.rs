@@ -84,7 +84,6 @@ const HOSTS_OF_PAGES: &[(&str, &str, bool)] = &[
     ("docs/migration.md", "Debian and Ubuntu", true),
     ("docs/switch-off.md", "For one container", true),
     ("docs/modes.md", "Hook", true),
-    ("docs/modes.md", "precreate", true),
     ("docs/modes.md", "CDI", true),
     ("docs/recipes.md", "podman run", true),
     ("docs/usage.md", "MIG devices", true),

@@ -238,7 +238,7 @@ impl Check<'_> {
     }
 }
 
-const MODES: [&str; 3] = ["hook", "precreate", "CDI"];
+const MODES: [&str; 2] = ["hook", "CDI"];
 
 /// Enables a mode. Returns the script that runs before Podman, and how the mode is requested.
 fn enable<'a>(
@@ -248,11 +248,10 @@ fn enable<'a>(
     with_spec: &'a str,
 ) -> (&'a str, [&'static str; 2]) {
     podman.remove_hooks();
-    match mode {
-        "hook" => podman.install_hook(&fake.config),
-        "precreate" => podman.install_precreate(&fake.config),
-        _ => return (with_spec, ["--device", "nvidia.com/gpu=all"]),
+    if mode == "CDI" {
+        return (with_spec, ["--device", "nvidia.com/gpu=all"]);
     }
+    podman.install_hook(&fake.config);
     ("", ["-e", "NVIDIA_VISIBLE_DEVICES=all"])
 }
 

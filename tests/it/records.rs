@@ -15,11 +15,12 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 use crate::why::{isolated, why};
 
 tests! {
-    NEEDS => a_request_of_megabytes, each_start_has_its_record, a_start_without_its_request, an_error_precedes_the_warnings;
+    NEEDS => a_request_of_megabytes, each_start_has_its_record, a_start_without_its_request, an_error_precedes_the_warnings,
+        an_edited_config_and_its_hook_entry, a_record_of_a_removed_stage;
     &[Need::Root, Need::Program("cc")] => a_pod_that_is_tried_again_and_again,
         failures_of_one_namespace_push_out_no_other,
         names_that_the_author_of_a_pod_invents, a_pod_is_sent_to_the_scheduler, json_has_no_control_characters;
-    engine::NEEDS => the_second_half_of_precreate, a_container_that_is_removed = of_a_removed_container(Cgroup::AsMounted),
+    engine::NEEDS => a_container_that_is_removed = of_a_removed_container(Cgroup::AsMounted),
         a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
     engine::NEEDS_CRUN => a_container_that_is_removed_and_crun = of_a_removed_container(Cgroup::WithCrun),
         a_container_with_a_user_namespace_and_crun = with_a_user_namespace(Cgroup::WithCrun);
@@ -192,47 +193,65 @@ fn an_error_precedes_the_warnings() {
     );
 }
 
-/// What the second half of precreate, a hook entry in config.json, finds is in the record of the first half.
-fn the_second_half_of_precreate() {
-    let podman = Podman::with_image();
-    podman.install_precreate(&FakeDriver::shared().config);
-    let script = format!(
-        "echo nonsense >/run/cache; start='run --network=none -e NVIDIA_VISIBLE_DEVICES=1 --rm'; \
-         \"$@\" $start --name web -v /run/cache:/etc/ld.so.cache {IMAGE} true; {HOOK} why --json web"
-    );
-    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+/// The hook edits config.json for nvidia-container-runtime, and its hook entry in config.json does the rest: both have one record.
+fn an_edited_config_and_its_hook_entry() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    // The id is that of Podman's own mounts.
+    let id = "5c".repeat(32);
+    let bundle = dir.path().join(format!("vfs-containers/{id}/userdata"));
+    fs::create_dir_all(&bundle).unwrap();
+    let spec = json!({
+        "process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": image.rootfs},
+        "mounts": [{"destination": "/dev/shm", "type": "bind", "source": bundle.join("shm")}],
+    });
+    let edited = fake.edit_config(spec.to_string().as_bytes()).ok();
+    let edited: Value = serde_json::from_str(&edited).unwrap();
+    let entry = &edited["hooks"]["createRuntime"];
+    container.set_hooks("createRuntime", entry);
+    let args: Vec<String> = serde_json::from_value(entry[0]["args"].clone()).unwrap();
+    let state = container.state().replace("\"waiting\"", &format!("{id:?}"));
+    let mut hook = crate::kernels::hook_command();
+    run_with(hook.args(&args[1..]).env_clear(), state.as_bytes()).ok();
+    let text = run(std::process::Command::new(HOOK).args(["why", "--json", &id])).ok();
     let record = json_schema::part("why", &text, "records").remove(0);
     assert_eq!(
         (&record["stage"], &record["outcome"]),
-        (&json!("precreate"), &json!("incomplete")),
+        (&json!("nvidia-container-runtime"), &json!("ok")),
         "{record}"
     );
-    assert!(
-        record["findings"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .any(|finding| finding["id"] == "ONH-302"),
-        "{record}"
-    );
-    let steps: Vec<_> = record["steps"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|step| step["name"].as_str().unwrap())
-        .collect();
+    let mut steps = Vec::new();
+    for step in record["steps"].as_array().unwrap() {
+        steps.push(step["name"].as_str().unwrap());
+    }
     assert!(
         steps.contains(&"config.json") && steps.ends_with(&["rootfs"]),
         "{steps:?}"
     );
     assert_eq!(record["asked"]["visible_devices"], json!(["1"]));
-    assert!(
-        record["reason"]
-            .as_str()
-            .unwrap()
-            .starts_with("added to config.json: "),
-        "{record}"
-    );
+    let reason = record["reason"].as_str().unwrap();
+    assert!(reason.starts_with("added to config.json: "), "{record}");
+}
+
+/// The stages of earlier versions are words like any other.
+fn a_record_of_a_removed_stage() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    for stage in ["precreate", "createContainer", "later"] {
+        call(dir.path(), fake, "c1", ["lab", "old"], "9").failed(1);
+        let file = dir.path().join("run/containers/c1.json");
+        let text = fs::read_to_string(&file).unwrap();
+        let old = text.replace("\"prestart\"", &format!("{stage:?}"));
+        assert_ne!(old, text);
+        fs::write(&file, old).unwrap();
+        let shown = why(dir.path(), &["c1"]).ok();
+        assert!(
+            shown.contains(&format!("\nat {stage}, ")) && shown.contains("\nthe hook failed: "),
+            "{shown}"
+        );
+        let listed = run(isolated(dir.path()).args(["ps", "--all"])).ok();
+        assert!(listed.contains("lab/old/main"), "{stage}: {listed}");
+    }
 }
 
 /// Podman removes such a container when it ends, and nothing but the record knows its name then.

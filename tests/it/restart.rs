@@ -7,7 +7,7 @@ use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{Ran, sh};
 
 tests! {
-    engine::NEEDS => the_end_of_a_container, podman_start_after_a_driver_update, podman_start_after_a_driver_update_in_other_modes;
+    engine::NEEDS => the_end_of_a_container, podman_start_after_a_driver_update, podman_start_after_a_driver_update_with_cdi;
 }
 
 /// Hook files of earlier versions name poststop. Nothing is removed at this stage: neither the names that the start created, nor an empty
@@ -102,46 +102,31 @@ impl Restart<'_> {
 }
 
 /// The runtime creates the mount points before the hook is called.
-fn podman_start_after_a_driver_update_in_other_modes() {
+fn podman_start_after_a_driver_update_with_cdi() {
     let (old, new) = (FakeDriver::new(&["--gpus", "1"]), newer_driver());
     let podman = Podman::with_image();
     podman.remove_hook();
-    podman.install_precreate(&old.config);
-    let hook = podman.hooks.join("oci-nvidia-hook-precreate.json");
-    let precreate = format!(
-        "sed -i 's#{}#{}#' '{}'",
-        old.config.display(),
-        new.config.display(),
-        hook.display()
-    );
-    let request = "-e NVIDIA_VISIBLE_DEVICES=all";
     let spec = |fake: &FakeDriver, name: &str| {
         let path = podman.dir.path().join(name).join("nvidia.yaml");
         cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
         path
     };
     let (before, after) = (spec(&old, "before"), spec(&new, "after"));
-    let cdi = format!("cp '{}' /run/cdi/", after.display());
-    for (name, request, update) in [
-        ("precreate", request, &precreate),
-        ("cdi", "--device nvidia.com/gpu=all", &cdi),
-    ] {
-        let restart = Restart {
-            name,
-            request,
-            update,
-            seen: "",
-        };
-        let ran = restart.run_after(&podman, &only_spec(&before));
-        assert!(ran.stderr.contains("libcudadebugger.so.1: ok "), "{ran:?}");
-        let text = ran.ok();
-        assert!(text.contains("libcuda.so.1: ok "), "{name}: {text}");
-        assert!(
-            !text.contains("file too short") && !text.contains("535.183.01"),
-            "{name}: {text}"
-        );
-        assert!(text.contains("./libcuda.so.550.54.14\n"), "{name}: {text}");
-    }
+    let restart = Restart {
+        name: "cdi",
+        request: "--device nvidia.com/gpu=all",
+        update: &format!("cp '{}' /run/cdi/", after.display()),
+        seen: "",
+    };
+    let ran = restart.run_after(&podman, &only_spec(&before));
+    assert!(ran.stderr.contains("libcudadebugger.so.1: ok "), "{ran:?}");
+    let text = ran.ok();
+    assert!(text.contains("libcuda.so.1: ok "), "{text}");
+    assert!(
+        !text.contains("file too short") && !text.contains("535.183.01"),
+        "{text}"
+    );
+    assert!(text.contains("./libcuda.so.550.54.14\n"), "{text}");
 }
 
 /// On vfs, a directory is the container's root file system, as on overlayfs; see `ldconfig::`.

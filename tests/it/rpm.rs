@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::engine::{IMAGE, Podman};
+use crate::engine::Podman;
 use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
-use crate::{built, docs};
+use crate::{built, docs, old_packages};
 
 // As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
 const LINT: &[Need] = &[
@@ -43,9 +43,9 @@ tests! {
     &[Need::Program("rpmspec")] => each_distribution_has_its_macros;
     BUILD => tarballs_are_the_same_each_time, packages_hold_what_the_lists_say, links_of_installed_pages_lead_somewhere,
         nvidias_names_work, upgrade_downgrade_remove, an_existing_config_stays, scripts_take_a_read_only_system,
-        the_drop_in_of_podman_belongs_to_the_scripts;
+        an_upgrade_removes_the_package_for_podman;
     LINT => rpmlint_finds_no_error;
-    PODMAN => podman_takes_the_installed_files, hooks_of_the_administrator_still_run;
+    PODMAN => podman_takes_the_installed_files;
     TRACE => the_program_is_there_before_its_hook_file;
 }
 
@@ -286,9 +286,6 @@ fn packages_hold_what_the_lists_say() {
             .collect::<Vec<_>>()
     };
     let mut expected = vec![MAIN.to_owned(), format!("{MAIN}-compat"), PLUGIN.to_owned()];
-    if source("packaging/podman/oci-nvidia-hook-precreate.json").is_file() {
-        expected.push(format!("{MAIN}-podman"));
-    }
     let mut built = names(&packages.now);
     built.sort();
     expected.sort();
@@ -480,88 +477,11 @@ fn podman_takes_the_installed_files() {
         run(Command::new(host.path().join("usr/bin/oci-nvidia-hook")).arg("--version")).ok();
     assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
 
-    // With the packages for it alone, Podman also has the hook of its own stage, and works without the other one.
-    let for_podman = |path: &&Path| query(path, "%{NAME}") == format!("{MAIN}-podman");
-    let others: Vec<_> = packages
-        .iter()
-        .map(PathBuf::as_path)
-        .filter(for_podman)
-        .collect();
-    for package in &others {
-        rpm(host.path(), &["-i", "--noscripts"], &[package]).ok();
-        assert_eq!(podman_conf("add", host.path()), "");
-        assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
-        std::fs::remove_file(host.path().join(HOOK_FILE)).unwrap();
-        assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
-    }
-
-    podman_conf("remove", host.path());
-    let names: Vec<_> = others
-        .iter()
-        .map(|package| query(package, "%{NAME}"))
-        .chain([MAIN.to_owned()])
-        .collect();
-    let names: Vec<_> = names.iter().map(Path::new).collect();
-    rpm(host.path(), &["-e", "--noscripts"], &names).ok();
+    rpm(host.path(), &["-e", "--noscripts"], &[Path::new(MAIN)]).ok();
     assert_ne!(podman.run_installed(host.path(), &smi).code, Some(0));
     podman
         .run_installed(host.path(), &["localhost/cuda", "true"])
         .ok();
-}
-
-/// Does what the scripts of the package -podman do in this root, and returns the message.
-fn podman_conf(action: &str, root: &Path) -> String {
-    let script = root.join("usr/share/oci-nvidia-hook/podman/drop-in");
-    let ran = run(Command::new(script).arg(action).arg(root));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    ran.stderr
-}
-
-/// An administrator's hook, in a directory of an own list, still runs with the package -podman, and after its removal.
-fn hooks_of_the_administrator_still_run() {
-    let (podman, host) = (Podman::with_image(), scratch());
-    let (root, log) = (host.path().join("root"), host.path().join("log"));
-    let hooks = root.join("etc/containers/oci/hooks.d");
-    std::fs::create_dir_all(&hooks).unwrap();
-    let conf = "[engine]\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]\n";
-    std::fs::write(root.join("etc/containers/containers.conf"), conf).unwrap();
-    let hook = serde_json::json!({
-        "version": "1.0.0",
-        "hook": {"path": "/bin/sh", "args": ["sh", "-c", format!("echo ran >>'{}'", log.display())], "env": ["PATH=/usr/bin:/bin"]},
-        "when": {"always": true},
-        "stages": ["prestart"],
-    });
-    std::fs::write(hooks.join("own.json"), hook.to_string()).unwrap();
-    let runs = |when: &str| {
-        podman.run_installed(&root, &[IMAGE, "true"]).ok();
-        assert_eq!(
-            std::fs::read_to_string(&log).unwrap_or_default(),
-            "ran\n",
-            "{when}"
-        );
-        std::fs::remove_file(&log).unwrap();
-    };
-    runs("before");
-    let packages = &Packages::shared().now;
-    let (main, for_podman) = (
-        find(packages, MAIN),
-        find(packages, "oci-nvidia-hook-podman"),
-    );
-    rpm(&root, &["-i", "--noscripts"], &[main, for_podman]).ok();
-    let message = podman_conf("add", &root);
-    assert!(
-        message.contains("/etc/containers/containers.conf sets hooks_dir"),
-        "{message}"
-    );
-    runs("with the packages");
-    podman_conf("remove", &root);
-    rpm(
-        &root,
-        &["-e", "--noscripts"],
-        &[Path::new(MAIN), Path::new("oci-nvidia-hook-podman")],
-    )
-    .ok();
-    runs("after the removal");
 }
 
 /// The links of the compat package, as docker and scripts find them; it conflicts with NVIDIA's packages.
@@ -726,6 +646,36 @@ fn upgrade_downgrade_remove() {
     }
 }
 
+/// The package with the hook file of the stage precreate, which the hook no longer has.
+fn an_upgrade_removes_the_package_for_podman() {
+    let (system, dir) = (System::new(), scratch());
+    let [main, for_podman] = old_packages::rpms(dir.path(), env!("CARGO_PKG_VERSION"));
+    let later = find(&Packages::shared().later, MAIN);
+    let before = system.files();
+    let exists = || old_packages::LEFT.map(|path| system.root().join(path).exists());
+    let installed = || {
+        let mut query = Command::new("rpm");
+        query.arg("--root").arg(system.root());
+        run(query.args(["--dbpath", "/var/lib/rpm", "-qa", "--qf", "%{NAME}\n"])).ok()
+    };
+    for edited in [false, true] {
+        system.rpm(&["-i"], &[&main, &for_podman]);
+        assert_eq!(exists(), [true; 3]);
+        let drop_in = system.root().join(old_packages::LEFT[0]);
+        if edited {
+            std::fs::write(&drop_in, "# mine\n").unwrap();
+        }
+        system.rpm(&["-U"], &[later]);
+        assert_eq!(installed(), format!("{MAIN}\n"));
+        assert_eq!(exists(), [edited, false, false]);
+        if edited {
+            std::fs::remove_file(&drop_in).unwrap();
+        }
+        system.rpm(&["-e"], &[Path::new(MAIN)]);
+        assert_eq!(system.files(), before);
+    }
+}
+
 /// NVIDIA's toolkit creates the file during installation; no package owns it.
 fn an_existing_config_stays() {
     let system = System::new();
@@ -746,31 +696,6 @@ fn an_existing_config_stays() {
             .into_iter()
             .filter(|file| file.starts_with(CONFIG) && file != CONFIG);
         assert_eq!(others.collect::<Vec<_>>(), [""; 0], "{arguments:?}");
-    }
-}
-
-fn the_drop_in_of_podman_belongs_to_the_scripts() {
-    const FILE: &str = "etc/containers/containers.conf.d/50-oci-nvidia-hook.conf";
-    let (system, packages) = (System::new(), &Packages::shared().now);
-    let (main, name) = (find(packages, MAIN), "oci-nvidia-hook-podman");
-    let for_podman = find(packages, name);
-    let exists = || system.root().join(FILE).exists();
-    let shipped =
-        std::fs::read_to_string(source("packaging/podman/50-oci-nvidia-hook.conf")).unwrap();
-    system.rpm(&["-i"], &[main, for_podman]);
-    assert_eq!(system.read(FILE), shipped);
-    system.rpm(&["-U", "--force"], &[for_podman]);
-    assert_eq!(system.read(FILE), shipped);
-    system.rpm(&["-e"], &[Path::new(name)]);
-    assert!(!exists());
-    system.rpm(&["-i"], &[for_podman]);
-    std::fs::write(system.root().join(FILE), "# mine\n").unwrap();
-    for (arguments, package) in [
-        (&["-U", "--force"][..], for_podman),
-        (&["-e"], Path::new(name)),
-    ] {
-        system.rpm(arguments, &[package]);
-        assert_eq!(system.read(FILE), "# mine\n", "{arguments:?}");
     }
 }
 

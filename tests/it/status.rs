@@ -136,7 +136,6 @@ const CASES: &[Case] = &[
         "hook $usr/a.json prestart '{\"always\":true}'; chmod 644 $trace",
         false,
     ),
-    case("", "hook $usr/a.json precreate '{\"always\":true}'", true),
     case(
         "",
         "printf '{\"hook\":\"%s\",\"arguments\":[\"prestart\"],\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json",

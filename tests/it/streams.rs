@@ -254,11 +254,7 @@ impl Scene {
     fn stages(&self) -> Vec<Call> {
         let config = self.fake.config.to_str().unwrap();
         let state = self.container.state();
-        let pid = self.container.pid().to_string();
         let spec = fs::read_to_string(self.container.bundle.join("config.json")).unwrap();
-        let inside = ["nsenter", "-m", "-t", &pid, HOOK];
-        let create_container = [&inside[..], &["--config", config, "createContainer"]].concat();
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         let mut calls = vec![
             call("prestart", [HOOK, "--config", config, "prestart"], &state),
             call(
@@ -266,12 +262,11 @@ impl Scene {
                 [HOOK, "--config", config, "createRuntime"],
                 &state,
             ),
-            Call {
-                name: "createContainer".to_owned(),
-                words: words(&create_container),
-                stdin: state.clone().into(),
-            },
-            call("precreate", [HOOK, "--config", config, "precreate"], &spec),
+            call(
+                "edit-config",
+                [HOOK, "--config", config, "edit-config"],
+                &spec,
+            ),
             call("rootfs", [HOOK, VERB], &state),
             call("poststart", [HOOK, "poststart"], &state),
             call("poststop", [HOOK, "poststop"], &state),
@@ -281,8 +276,7 @@ impl Scene {
             [
                 "prestart",
                 "createRuntime",
-                "createContainer",
-                "precreate",
+                "edit-config",
                 "rootfs",
                 "poststart",
                 "poststop",
@@ -332,7 +326,7 @@ fn of_each_stage() {
     let calls = scene.stages();
     for stage in help::program()
         .get_subcommands()
-        .filter(|command| help_is_of_stage(command))
+        .filter(|command| command.is_hide_set())
     {
         assert!(
             calls.iter().any(|call| call.name == stage.get_name()),
@@ -349,10 +343,7 @@ fn of_each_stage() {
             i32::from(is_error)
         };
         assert_eq!(good.code, Some(expected), "{}: {good:?}", call.name);
-        let warns = matches!(
-            &*call.name,
-            "prestart" | "createRuntime" | "createContainer" | "precreate"
-        );
+        let warns = matches!(&*call.name, "prestart" | "createRuntime" | "edit-config");
         assert!(
             !warns || good.stderr.contains("(ONH-101)"),
             "{}: {good:?}",
@@ -370,12 +361,6 @@ fn of_each_stage() {
             .contains(": note: waiting: injected ")
     );
     prestart.check(false);
-}
-
-fn help_is_of_stage(command: &clap::Command) -> bool {
-    command
-        .get_about()
-        .is_some_and(|about| about.to_string().starts_with("Hook stage"))
 }
 
 /// The entries of NVIDIA's CDI specs at createContainer, each with a message, an error, or data on stdout.
@@ -482,10 +467,7 @@ fn of_each_command() {
     let known: BTreeSet<_> = calls.iter().map(|call| call.name.as_str()).collect();
     let program = help::program();
     for (name, command) in help::commands(&program) {
-        assert!(
-            help_is_of_stage(command) || known.contains(&*name),
-            "{name}"
-        );
+        assert!(command.is_hide_set() || known.contains(&*name), "{name}");
     }
     for call in &calls {
         call.check(true);

@@ -84,7 +84,7 @@ fn gpus_survive_a_daemon_reload() {
     for (id, kernel, stage, survives) in [
         ("untold", Some(without_telling), "prestart", false),
         ("told", None, "prestart", true),
-        ("listed", None, "precreate", true),
+        ("listed", None, "edit-config", true),
     ] {
         let bundle = systemd.dir.path().join(id);
         std::fs::create_dir(&bundle).unwrap();
@@ -111,7 +111,7 @@ fn gpus_survive_a_daemon_reload() {
             "{id}: {}",
             opened()
         );
-        if stage == "precreate" {
+        if stage == "edit-config" {
             // The runtime writes its rules again, which include ours.
             systemd
                 .service(&format!(
@@ -229,7 +229,7 @@ fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &s
     spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=1"]);
     spec["process"].as_object_mut().unwrap().remove("rlimits");
     spec["linux"]["cgroupsPath"] = format!("system.slice:onh:{id}").into();
-    if stage == "precreate" {
+    if stage == "edit-config" {
         let mut hook = kernels::hook_command();
         let hook = hook
             .arg("--config")

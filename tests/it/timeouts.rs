@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cache;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::golden::{SCRIPT, View};
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
 
 tests! {
     &[Need::Root, Need::Program("cc")] => every_hook_entry_has_one;
@@ -45,23 +45,13 @@ fn every_hook_entry_has_one() {
     let config = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": dir.path()},
     });
-    let mut precreate = Command::new(HOOK);
-    let precreate = precreate
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("precreate")
-        .current_dir(dir.path());
-    let edited = run_with(precreate, config.to_string().as_bytes()).ok();
+    let edited = fake.edit_config(config.to_string().as_bytes()).ok();
     let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
     let spec = read(&spec_file);
     for (name, text) in [
         ("hooks.d", read(&source("hooks.d/oci-nvidia-hook.json"))),
-        (
-            "hooks.podman.d",
-            read(&source("packaging/podman/oci-nvidia-hook-precreate.json")),
-        ),
         ("cdi generate", spec.clone()),
-        ("precreate", edited),
+        ("edit-config", edited),
     ] {
         let found = entries(&serde_json::from_str(&text).unwrap());
         assert!(!found.is_empty(), "{name} has no hook entry");

@@ -15,7 +15,7 @@ use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
 
 tests! {
-    NEEDS => the_hook_gives_the_files_and_the_node, requests_by_index_and_uuid, limits_are_refused, precreate_lists_the_node,
+    NEEDS => the_hook_gives_the_files_and_the_node, requests_by_index_and_uuid, limits_are_refused, the_edited_config_lists_the_node,
         the_spec_names_the_files_of_wsl, libdxcore_is_in_the_spec_whatever_the_linker_cache_lists, the_spec_follows_windows,
         the_hook_entry_of_the_spec, commands_of_the_host, windows_without_the_driver, several_packages_of_the_driver;
     engine::NEEDS => podman_runs_nvidia_smi, podman_with_the_spec;
@@ -274,7 +274,7 @@ fn limits_are_refused() {
     assert!(!path.exists());
 }
 
-fn precreate_lists_the_node() {
+fn the_edited_config_lists_the_node() {
     let fake = host("1");
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -283,7 +283,7 @@ fn precreate_lists_the_node() {
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
     let edited: Value =
-        serde_json::from_str(&fake.precreate(spec.to_string().as_bytes()).ok()).unwrap();
+        serde_json::from_str(&fake.edit_config(spec.to_string().as_bytes()).ok()).unwrap();
     let devices = edited["linux"]["devices"].as_array().unwrap();
     assert_eq!(
         devices
@@ -622,15 +622,6 @@ fn assert_dxg(text: &str) {
 fn podman_in(cgroup: Cgroup) {
     let (podman, fake) = (Podman::with_image(), host("2"));
     podman.install_hook(&fake.config);
-    assert_dxg(
-        &podman
-            .run(
-                cgroup,
-                &["--cap-add=MKNOD", "-e", ALL, IMAGE, "sh", "-euc", IN_PODMAN],
-            )
-            .ok(),
-    );
-    podman.install_precreate(&fake.config);
     assert_dxg(
         &podman
             .run(

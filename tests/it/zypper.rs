@@ -9,7 +9,7 @@ use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::rpm::{FAST, query};
 use crate::support::{Need, Ran, run, scratch, sh, source};
-use crate::{built, docs};
+use crate::{built, docs, old_packages};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -83,6 +83,17 @@ fn build_install_run_remove() {
 
     std::fs::remove_file(drop_in).unwrap();
     std::fs::remove_dir_all(root.join("etc/containers/containers.conf.d")).unwrap();
+    remove_as_documented(&root);
+    assert_eq!(files(&root), before);
+    // From the packages of an earlier version
+    let old = old_packages::rpms(host.path(), "0.1.0~old");
+    zypper(&root, "install --allow-unsigned-rpm", &[&old[0], &old[1]]).ok();
+    let of_podman = || old_packages::LEFT.map(|path| root.join(path).exists());
+    assert_eq!(of_podman(), [true; 3]);
+    let main = find(&packages, "oci-nvidia-hook");
+    zypper(&root, "install --allow-unsigned-rpm", &[main]).ok();
+    assert_eq!(of_podman(), [false; 3]);
+    assert_ne!(rpm(&root, &["-q", old_packages::PODMAN]).code, Some(0));
     remove_as_documented(&root);
     assert_eq!(files(&root), before);
     // With the packages that require it

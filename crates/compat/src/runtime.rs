@@ -2,8 +2,8 @@
 //! becomes runc.
 //!
 //! These engines have no hooks directories. Docker can add a hook only for `--gpus`, and no setting of a runtime in daemon.json adds
-//! one: a container that requests GPUs with a variable needs a program in front of runc. The edit is the same as at the precreate stage.
-//! The shim of containerd starts runtimes with its environment, not with an image's, so runc gets it unchanged.
+//! one: a container that requests GPUs with a variable needs a program in front of runc. The hook prints the edited config.json. The shim
+//! of containerd starts runtimes with its environment, not with an image's, so runc gets it unchanged.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -24,7 +24,7 @@ use base::sys::stdio;
 use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::config::{self, Config};
-use nvidia_host::programs::RUNTIME;
+use nvidia_host::programs::{EDIT_CONFIG, RUNTIME};
 
 use crate::edit;
 
@@ -112,7 +112,7 @@ fn parse(args: &[OsString]) -> RuntimeCall {
     call
 }
 
-/// Replaces config.json of the bundle with the output of the precreate stage, which starts without an environment.
+/// Replaces config.json of the bundle with the output of the hook, which starts without an environment.
 fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
     let Some(bundle) = bundle else { return Ok(()) };
     let path = bundle.join("config.json");
@@ -122,7 +122,7 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
         output,
         messages,
         is_same,
-    } = process::filter(main_program, &["precreate"], bundle, file, PATIENCE).with_context(
+    } = process::filter(main_program, &[EDIT_CONFIG], bundle, file, PATIENCE).with_context(
         || {
             let hint = "install oci-nvidia-hook and oci-nvidia-hook-compat in the same version";
             Failure::new(

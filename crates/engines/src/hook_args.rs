@@ -6,17 +6,13 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use crate::hook_file::PRECREATE;
+use crate::hook_file::{HookFile, PRECREATE};
 
 /// The stages that the hook knows.
-pub const STAGES: [&str; 6] = [
-    "prestart",
-    "createRuntime",
-    "createContainer",
-    PRECREATE,
-    "poststart",
-    "poststop",
-];
+pub const STAGES: [&str; 4] = ["prestart", "createRuntime", "poststart", "poststop"];
+
+/// The stages of earlier versions. Hook files of administrators may still name them.
+pub const REMOVED_STAGES: [&str; 2] = ["createContainer", PRECREATE];
 
 /// The commands of the hook for people.
 pub const COMMANDS: [&str; 14] = [
@@ -39,7 +35,7 @@ pub const COMMANDS: [&str; 14] = [
 /// A call at a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageCall<'a> {
-    /// One of [`STAGES`]
+    /// One of [`STAGES`] or [`REMOVED_STAGES`]
     pub stage: &'static str,
     /// The file of `--config`
     pub config: Option<&'a Path>,
@@ -69,7 +65,7 @@ pub fn parse<S: AsRef<OsStr>>(args: &[S]) -> Option<StageCall<'_>> {
         } else if word.starts_with("--color=") {
             has_options = true;
         } else if stage.is_none() {
-            stage = Some(STAGES.into_iter().find(|stage| *stage == word)?);
+            stage = Some(stage_named(word)?);
         } else {
             return None;
         }
@@ -79,6 +75,11 @@ pub fn parse<S: AsRef<OsStr>>(args: &[S]) -> Option<StageCall<'_>> {
         config: config.map(Path::new),
         has_options,
     })
+}
+
+fn stage_named(word: &str) -> Option<&'static str> {
+    let mut stages = STAGES.into_iter().chain(REMOVED_STAGES);
+    stages.find(|stage| *stage == word)
 }
 
 /// Returns a word that can be the value of an option.
@@ -94,6 +95,13 @@ fn value(word: &OsStr) -> Option<&str> {
 #[must_use]
 pub fn parse_entry(args: &[String]) -> Option<StageCall<'_>> {
     parse(args.get(1..)?)
+}
+
+/// Returns the removed stage at which a hook file starts the hook, or which its arguments name.
+#[must_use]
+pub fn removed_stage(hook: &HookFile) -> Option<&'static str> {
+    let mut stages = REMOVED_STAGES.into_iter();
+    stages.find(|stage| hook.is_at(stage) || hook.args.iter().skip(1).any(|arg| arg == stage))
 }
 
 #[cfg(test)]

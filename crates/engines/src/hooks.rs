@@ -11,6 +11,7 @@ use nvidia_host::driver::elf;
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::programs;
 
+use super::hook_args::removed_stage;
 use super::hook_file::{self, HookFile, Refusal};
 use super::settings;
 
@@ -155,26 +156,17 @@ fn is_missing(host: &Tree, file: &Path) -> bool {
     found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// The directory of the packages for Podman's own stage.
-pub const PODMAN_DIR: &str = "/usr/share/containers/oci/hooks.podman.d";
-/// The hook files of the packages.
-pub const PACKAGED: [&str; 2] = [
-    "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
-    "/usr/share/containers/oci/hooks.podman.d/oci-nvidia-hook-precreate.json",
-];
+/// The hook file of the package.
+pub const PACKAGED: &str = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";
 
 /// The directories in which hook files of this program may be, even if no engine reads them.
 const PLACES: [&str; 4] = [
     settings::HOOKS_DIR,
-    PODMAN_DIR,
+    // Earlier versions installed a hook file for the stage precreate here.
+    "/usr/share/containers/oci/hooks.podman.d",
     settings::OVERRIDE_DIR,
     "/run/containers/oci/hooks.d",
 ];
-
-/// Returns whether a directory contains a hook file.
-pub(crate) fn any_in(host: &Tree, dir: &Path) -> bool {
-    !hook_files(host, dir).is_empty()
-}
 
 fn hook_files(host: &Tree, dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
@@ -186,24 +178,48 @@ fn hook_files(host: &Tree, dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Returns the hook files of this program.
+/// Returns the hook files of this program, except for those with a removed stage.
 pub fn installed(host: &Tree) -> Vec<PathBuf> {
+    files_of_ours(host, None)
+}
+
+/// Returns what to do about the hook files of this host with this removed stage.
+pub fn fix_removed_stage(host: &Tree, stage: &str) -> String {
+    match files_of_ours(host, Some(stage)).first() {
+        Some(file) => removal_of(file),
+        // A directory that only the configuration of the engine names.
+        None => format!(
+            "remove the hook file that \"oci-nvidia-hook doctor\" prints, and {REPLACEMENT}"
+        ),
+    }
+}
+
+/// Returns how to replace a hook file with a removed stage.
+pub(crate) fn removal_of(file: &Path) -> String {
+    format!("rm {}; and {REPLACEMENT}", file.display())
+}
+
+/// What replaces the removed stages.
+const REPLACEMENT: &str =
+    "use the hook file of the package oci-nvidia-hook, or \"--device nvidia.com/gpu=all\"";
+
+/// Returns the hook files of this program whose removed stage is this one.
+fn files_of_ours(host: &Tree, removed: Option<&str>) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for dir in PLACES {
         files.extend(hook_files(host, Path::new(dir)));
     }
-    files.retain(|file| names_us(host, file));
+    files.retain(|file| match read_ours(host, file) {
+        Some(hook) => removed_stage(&hook) == removed,
+        None => false,
+    });
     files
 }
 
-fn names_us(host: &Tree, file: &Path) -> bool {
-    let Ok(bytes) = host.read(file) else {
-        return false;
-    };
-    match hook_file::parse(&bytes) {
-        Ok(hook) => hook.path.ends_with(OURS) && !is_old_wrapper(&hook),
-        Err(_) => false,
-    }
+fn read_ours(host: &Tree, file: &Path) -> Option<HookFile> {
+    let hook = hook_file::parse(&host.read(file).ok()?).ok()?;
+    let is_ours = hook.path.ends_with(OURS) && !is_old_wrapper(&hook);
+    is_ours.then_some(hook)
 }
 
 /// Returns whether the hook is NVIDIA's shell script of 2018 with the name of this program:

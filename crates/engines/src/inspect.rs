@@ -16,7 +16,6 @@ use super::cdi::{self, SpecReader, View};
 use super::hooks::{self, Hooks, Programs};
 use super::runtime::{self, Runtime};
 use super::settings::EngineSettings;
-use super::status::Replaced;
 use super::{EngineKind, User, Version, files};
 
 /// The longest file with a version, which has about 60 bytes.
@@ -45,8 +44,6 @@ pub struct Engine {
     pub unseen: Vec<PathBuf>,
     /// The hooks of its hooks directories
     pub hooks: Hooks,
-    /// Directories of hook files that a configuration file lists and that a later one has replaced
-    pub replaced: Vec<Replaced>,
     /// Default OCI runtime
     pub runtime: Option<Runtime>,
     /// Whether `--version` fails. This is checked only for the engine of the calling user
@@ -204,14 +201,6 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
         engine.kind.is_podman(),
         Programs::Visible,
     );
-    for (file, dir) in engine.settings.replaced() {
-        if hooks::any_in(host, dir) {
-            engine.replaced.push(Replaced {
-                dir: dir.to_owned(),
-                file: file.to_owned(),
-            });
-        }
-    }
     let runtime = runtime::find_default(&engine.kind, &engine.settings, engine.version, host);
     if let Some((name, program)) = runtime {
         let version = program.as_ref().map(|program| versions.ask(host, program));

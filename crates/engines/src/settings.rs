@@ -24,8 +24,6 @@ pub struct EngineSettings {
     pub hooks_from: Option<PathBuf>,
     /// Whether a later list is appended instead of replacing this one
     append: bool,
-    /// The list of each file that has one
-    lists: Vec<(PathBuf, Vec<PathBuf>)>,
     /// `crun`, or a path; `None` for the engine's default
     pub runtime: Option<String>,
     /// Names and paths of runtimes
@@ -44,7 +42,6 @@ impl Default for EngineSettings {
             hooks_dirs: vec![HOOKS_DIR.into()],
             hooks_from: None,
             append: false,
-            lists: Vec::new(),
             runtime: None,
             runtime_paths: Vec::new(),
             cgroup_manager: None,
@@ -126,18 +123,8 @@ impl EngineSettings {
         if !self.append {
             self.hooks_dirs.clear();
         }
-        self.hooks_dirs.extend(list.values.iter().cloned());
-        self.lists.push((path.to_owned(), list.values));
+        self.hooks_dirs.extend(list.values);
         self.hooks_from = Some(path.to_owned());
-    }
-
-    /// Returns the hooks directories that a file lists and that a later file has replaced, each with the file.
-    pub fn replaced(&self) -> impl Iterator<Item = (&Path, &Path)> {
-        let named = self
-            .lists
-            .iter()
-            .flat_map(|(file, dirs)| dirs.iter().map(move |dir| (file.as_path(), dir.as_path())));
-        named.filter(|(_, dir)| !self.hooks_dirs.iter().any(|in_force| in_force == dir))
     }
 
     /// Replaces an empty list with the defaults that it stands for, after the last file.
@@ -266,28 +253,6 @@ mod tests {
                 found.hooks_from,
                 last.map(|last| PathBuf::from(format!("/{last}")))
             );
-        }
-    }
-
-    #[test]
-    fn directories_that_a_later_file_replaces() {
-        let (a, b) = (
-            "[engine]\nhooks_dir = [\"/a\", \"/b\"]",
-            "[engine]\nhooks_dir = [\"/b\", \"/c\"]",
-        );
-        let more = "[engine]\nhooks_dir = [\"/b\", \"/c\", {append = true}]";
-        for (texts, replaced) in [
-            (&[a][..], &[][..]),
-            (&[a, b], &[("/0", "/a")]),
-            (&[a, more], &[]),
-            (&[a, b, a], &[("/1", "/c")]),
-        ] {
-            let found = settings(&EngineKind::Podman, Version(5, 0, 0), texts);
-            let expected: Vec<_> = replaced
-                .iter()
-                .map(|(file, dir)| (Path::new(*file), Path::new(*dir)))
-                .collect();
-            assert_eq!(found.replaced().collect::<Vec<_>>(), expected, "{texts:?}");
         }
     }
 

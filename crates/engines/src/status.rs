@@ -12,7 +12,8 @@ use nvidia_host::{programs, timeouts};
 use plugin_api::status::{KubeletPlugin, NriStatus, PluginStatus};
 
 use super::cdi::{self, CdiSpec};
-use super::hook_file::{Applies, PRECREATE, Refusal};
+use super::hook_args::{REMOVED_STAGES, removed_stage};
+use super::hook_file::Applies;
 use super::hooks::{Execution, HookEntry};
 use super::settings::{EngineSettings, HOOKS_DIR};
 use super::{Engine, EngineKind, User, hook_args, hooks, inspect_engines};
@@ -38,9 +39,6 @@ pub struct EngineStatus {
     /// The CDI specs from which it can add GPUs to containers
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cdi_specs: Vec<CdiSpec>,
-    /// Directories of hook files that a configuration file lists and that a later one has replaced: their hooks do not run
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub replaced: Vec<Replaced>,
     /// Why the engine does not start the hook, or the condition under which it does
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
@@ -59,15 +57,6 @@ pub struct Started {
     pub stages: Vec<String>,
 }
 
-/// A directory of hook files that the engine does not read, although a configuration file lists it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Replaced {
-    /// The directory
-    pub dir: PathBuf,
-    /// The configuration file
-    pub file: PathBuf,
-}
-
 impl EngineStatus {
     /// Returns each file with its stages: `/…/a.json (prestart)`.
     pub fn files(&self) -> Vec<String> {
@@ -82,8 +71,8 @@ impl EngineStatus {
     }
 }
 
-/// The stages at which the hook sets up containers.
-const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", PRECREATE];
+/// The stages at which the hook sets up containers. It fails at [`REMOVED_STAGES`].
+const SETUP_STAGES: [&str; 2] = ["prestart", "createRuntime"];
 
 /// What `status` reports. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Serialize)]
@@ -173,10 +162,13 @@ impl Report {
     }
 }
 
-/// Returns the entries that make an engine start our hook at one of [`OUR_STAGES`].
+/// Returns the entries that make an engine start our hook to set up containers, also at stages that it no longer has.
 pub fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
     let entries = engine.hooks.entries.iter().filter(|entry| entry.is_ours());
-    entries.filter(|entry| OUR_STAGES.iter().any(|stage| entry.hook.is_at(stage)))
+    entries.filter(|entry| {
+        let mut stages = SETUP_STAGES.iter().chain(&REMOVED_STAGES);
+        stages.any(|stage| entry.hook.is_at(stage))
+    })
 }
 
 /// Returns the config.toml that the hook files of the installed engines name with `--config`, and the hook file: the first one, if there
@@ -228,7 +220,6 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
             stages: entry.hook.stages.clone(),
         });
     }
-    status.replaced.clone_from(&engine.replaced);
     let problem = stopped(engine).or_else(|| match best {
         Some(entry) => unfit(entry),
         None => Some(missing(engine, installed)),
@@ -298,16 +289,8 @@ fn stopped(engine: &Engine) -> Option<(String, String)> {
         ));
     }
     if let Some((file, refusal)) = engine.hooks.refused.first() {
-        let fix = match refusal {
-            Refusal::UnknownStage(stage) if stage == PRECREATE => {
-                format!(
-                    "mv {} /usr/share/containers/oci/hooks.podman.d/",
-                    file.display()
-                )
-            }
-            Refusal::UnknownStage(_) | Refusal::Invalid(_) => fix_file(file),
-        };
-        return Some((format!("{starts}: {}: {refusal}", file.display()), fix));
+        let why = format!("{starts}: {}: {refusal}", file.display());
+        return Some((why, fix_file(file)));
     }
     if engine.fails {
         let program = engine.kind.program();
@@ -322,6 +305,14 @@ fn stopped(engine: &Engine) -> Option<(String, String)> {
 /// Returns why the hook fails at each start because of its hook file, so that no container starts, and the fix.
 fn fails(entry: &HookEntry) -> Option<(String, String)> {
     let (file, program) = (entry.file.display(), entry.program.display());
+    if let Some(stage) = removed_stage(&entry.hook)
+        && entry.hook.applies != Applies::Never
+    {
+        let why = format!(
+            "no container that requests GPUs starts: {file} names the stage {stage:?}, which oci-nvidia-hook no longer has"
+        );
+        return Some((why, hooks::removal_of(&entry.file)));
+    }
     let starts = match &entry.hook.applies {
         Applies::Never => return None,
         Applies::Always => "no container starts".to_owned(),
@@ -355,19 +346,14 @@ fn fails(entry: &HookEntry) -> Option<(String, String)> {
     if has_other_name(entry) {
         return None;
     }
-    let stages = entry.hook.stages.join(", ");
-    let why = match hook_args::parse_entry(&entry.hook.args) {
-        // precreate receives config.json on stdin, all other stages the container state.
-        Some(call) if (call.stage == PRECREATE) != entry.hook.is_at(PRECREATE) => format!(
-            "{file} starts the hook at the stage {stages} with the argument \"{}\"",
-            call.stage
-        ),
-        Some(_) => return None,
-        None if names_command(entry) => return None,
-        None => format!("the arguments in {file} are not a stage"),
-    };
+    if hook_args::parse_entry(&entry.hook.args).is_some() || names_command(entry) {
+        return None;
+    }
     let fix = format!("set args and stages in {file} to the same stage");
-    Some((format!("{starts}: {why}"), fix))
+    Some((
+        format!("{starts}: the arguments in {file} are not a stage"),
+        fix,
+    ))
 }
 
 /// Reports whether the program is called with one of NVIDIA's names, with which it takes other arguments.
@@ -392,34 +378,20 @@ fn fix_file(file: &Path) -> String {
 /// Returns why a hook entry has no effect, and the fix.
 fn unfit(entry: &HookEntry) -> Option<(String, String)> {
     let file = entry.file.display();
-    if !has_other_name(entry) {
-        let call = hook_args::parse_entry(&entry.hook.args);
-        let is_fit = match call.map(|call| call.stage) {
-            // Runtimes call the hooks of both stages at the same point, and createContainer in the namespaces of the container.
-            Some("prestart" | "createRuntime") => {
-                entry.hook.is_at("prestart") || entry.hook.is_at("createRuntime")
-            }
-            Some(stage @ ("createContainer" | PRECREATE)) => entry.hook.is_at(stage),
-            _ => false,
-        };
-        if !is_fit {
-            let args = entry.hook.args.get(1..).unwrap_or_default().join(" ");
-            let stages = entry.hook.stages.join(", ");
-            return Some((
-                format!(
-                    "{file} starts the hook at the stage {stages} with the argument \"{args}\""
-                ),
-                format!("set args and stages in {file} to the same stage"),
-            ));
-        }
+    if entry.hook.applies == Applies::Never {
+        let why = format!("the conditions in {file} match no container");
+        return Some((why, format!("set \"when\": {{\"always\": true}} in {file}")));
     }
-    match entry.hook.applies {
-        Applies::Never => {
-            let why = format!("the conditions in {file} match no container");
-            Some((why, format!("set \"when\": {{\"always\": true}} in {file}")))
-        }
-        Applies::Always | Applies::If(_) => None,
+    let call = hook_args::parse_entry(&entry.hook.args);
+    let sets_up = call.is_some_and(|call| SETUP_STAGES.contains(&call.stage));
+    if sets_up || has_other_name(entry) {
+        return None;
     }
+    let args = entry.hook.args.get(1..).unwrap_or_default().join(" ");
+    let stages = entry.hook.stages.join(", ");
+    let why = format!("{file} starts the hook at the stage {stages} with the argument \"{args}\"");
+    let fix = format!("set args and stages in {file} to the same stage");
+    Some((why, fix))
 }
 
 /// Returns why the engine has no entry for our hook, and the fix.
@@ -437,11 +409,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
                    \"systemctl cat crio\"";
         return (why, fix.to_owned());
     }
-    // Files in hooks.podman.d are for Podman only.
-    let mut files = installed.iter();
-    let file =
-        files.find(|file| engine.kind.is_podman() || !file.to_string_lossy().contains(".podman.d"));
-    let Some(file) = file else {
+    let Some(file) = installed.first() else {
         let why = format!("no hook file in {dirs} names oci-nvidia-hook");
         let fix =
             "install the package oci-nvidia-hook, or use CDI: \"oci-nvidia-hook cdi generate\"";

@@ -156,7 +156,7 @@ kinds! {
         fix "have the engine call the hook at prestart or createRuntime (`stages` in the hook file)" see "modes.md";
     CGROUP "ONH-041" Error "the container's device cgroup denies the GPUs, and cannot be changed to allow them"
         why "the device nodes would exist, but programs could not open them"
-        fix "follow the hint of the message, or have the engine list the devices in config.json (precreate or CDI); `denied-devices = \"start\"` in config.toml starts such containers" see "modes.md";
+        fix "follow the hint of the message, or have the engine list the devices in config.json (CDI); `denied-devices = \"start\"` in config.toml starts such containers" see "modes.md";
     SHARED "ONH-042" Error "a mount would propagate to the host"
         why "nothing that is set up for a container may change the host"
         fix "mount the volume with `rslave` or `rprivate` propagation" see "security.md";
@@ -206,8 +206,8 @@ kinds! {
         why "a program can connect to the MPS daemon of one GPU only"
         fix "request only this GPU, or only the others; a container for monitoring gets all of them with `NVIDIA_DRIVER_CAPABILITIES=utility`" see "sharing.md";
     ENGINE_STOPPED "ONH-060" Error "an engine rejects one of its configuration or hook files"
-        why "the engine starts no container at all until the file is corrected"
-        fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "";
+        why "the engine starts no container at all, or none that requests GPUs, until the file is corrected"
+        fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine or the hook does not support" see "";
     HOOK_WITHOUT_ENV "ONH-061" Error "a hook entry inside of containers has no `env`"
         why "the runtime passes it the environment of the image: the dynamic linker loads the library that `LD_PRELOAD` names into the hook, which runs as root of the host (CVE-2025-23266)"
         fix "add `env` to the entry, for example `[\"PATH=/usr/sbin:/usr/bin:/sbin:/bin\"]`, or update the program that wrote it" see "security.md";
@@ -346,7 +346,7 @@ kinds! {
         fix "have root start the daemon, or set the MPS directory in `environment` of config.toml" see "security.md";
     NO_ACCESS "ONH-219" Warning "the container's process has no permission to open its device nodes"
         why "NVML reports \"Insufficient Permissions\", and CUDA finds no device; the hook creates nodes for the process only as root and with the container's device cgroup"
-        fix "add the group of the nodes (`--group-add GROUP`, `supplementalGroups: [GROUP]`, or rootless `--group-add keep-groups` with crun), have the engine create the nodes (precreate, CDI, `PASS_DEVICE_SPECS=true`), or give the host's nodes mode 0666" see "";
+        fix "add the group of the nodes (`--group-add GROUP`, `supplementalGroups: [GROUP]`, or rootless `--group-add keep-groups` with crun), have the engine create the nodes (CDI, `PASS_DEVICE_SPECS=true`), or give the host's nodes mode 0666" see "";
     NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing"
         why "X11 and Vulkan may not work in containers that request `graphics` or `display`"
         fix "run `modprobe nvidia-modeset` and then `oci-nvidia-hook prepare`, as root" see "";
@@ -395,7 +395,7 @@ kinds! {
         fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "modes.md";
     SYSTEMD_UNAWARE "ONH-305" Note "systemd does not know about the devices of the container"
         why "`systemctl daemon-reload` removes the container's access to them"
-        fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
+        fix "have the engine list the devices in config.json (CDI)" see "modes.md";
     NO_GLIBC "ONH-306" Warning "the image does not contain glibc"
         why "the device nodes exist, but nvidia-smi and the CUDA libraries cannot be loaded"
         fix "use an image with glibc (openSUSE, Debian, Fedora, UBI)" see "compatibility.md";
@@ -404,7 +404,7 @@ kinds! {
         fix "mount the volume at another path if the container has to write to the directory" see "security.md";
     CRUN "ONH-310" Warning "systemd will restore the device rules that crun passed to it"
         why "the hook has extended the rules, but `systemctl daemon-reload` removes the container's access to the GPUs, because the hook could not change the unit file of the container"
-        fix "allow hooks of the engine to write to `/run/systemd/transient`, or have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
+        fix "allow hooks of the engine to write to `/run/systemd/transient`, or have the engine list the devices in config.json (CDI)" see "modes.md";
     SHARED_CGROUP "ONH-311" Warning "the container shares its cgroup with a service"
         why "it runs in the cgroup of a service (`--cgroups=disabled`): device rules that are added there would apply to the whole service, and would remain"
         fix "start the container without `--cgroups=disabled`, or allow the GPUs with `DeviceAllow=` in the unit of the service" see "modes.md";
@@ -463,7 +463,7 @@ kinds! {
         fix "install the runtime, or configure another one in the engine" see "compatibility.md";
     RELOAD_CUTS "ONH-506" Warning "systemd manages cgroup v1"
         why "`systemctl daemon-reload` removes the GPUs from running containers"
-        fix "have the engine list the devices in config.json (precreate or CDI), or boot with cgroup v2" see "modes.md";
+        fix "have the engine list the devices in config.json (CDI), or boot with cgroup v2" see "modes.md";
     DEV_CHAR "ONH-507" Warning "runc ignores devices without a link in /dev/char"
         why "containers that get such devices from the engine may not be able to open them"
         fix "run `oci-nvidia-hook prepare`, which creates the links, or update to runc 1.1.7 or newer" see "modes.md";
@@ -487,13 +487,10 @@ kinds! {
         fix "create the container again, and request the GPUs with `NVIDIA_VISIBLE_DEVICES` or CDI instead of `--device`, without `device-node-access = \"host\"` in config.toml. Rootless: use `--group-add keep-groups` with crun, which gives the group to the first user only, or nodes with mode 0666 on the host. If the file system is mounted with nodev, have the engine create the node" see "";
     CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
-        fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";
+        fix "restart the container, and have the engine list the devices (CDI or `--device`)" see "modes.md";
     CONTAINER_SILENT "ONH-515" Warning "a part of a container cannot be examined"
         why "a FUSE or network file system of the container does not answer, and programs that open its files wait for it"
         fix "list the file systems of the container with `findmnt --task PID`, and check their servers" see "";
-    HOOKS_REPLACED "ONH-516" Warning "an engine does not read a hooks directory that a configuration file lists"
-        why "a later configuration file has another list of `hooks_dir`, which replaces the first one; the hooks of the directory do not run"
-        fix "add the directory to the list that is in force; the message names both files" see "modes.md";
     SECOND_WRITER "ONH-517" Warning "a service of the NVIDIA Container Toolkit also writes the CDI spec"
         why "its units and ours write the same file, and each replaces the other's version; NVIDIA's version ignores `[devices]` in config.toml"
         fix "run `systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service`, then `oci-nvidia-hook cdi refresh`" see "migration.md";

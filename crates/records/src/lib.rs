@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use base::report::{Finding, one_line};
+use nvidia_host::programs::RUNTIME;
 
 pub use device::RecordedDevice;
 pub use ending::Beginning;
@@ -25,8 +26,6 @@ use asked::RecordedRequest;
 
 /// The version of the format. Records of other versions are not read.
 const VERSION: u32 = 1;
-/// The stage of Podman that begins a start.
-const PRECREATE: &str = "precreate";
 /// The stage at which the NRI plugin answers an engine, before the container exists.
 pub const NRI: &str = "nri";
 /// Upper limit for the findings in memory; [`bound`] limits the written record.
@@ -40,7 +39,7 @@ pub struct Record {
     pub hook: String,
     /// The container of the call
     pub container: ContainerNames,
-    /// `prestart`, `precreate` and so on
+    /// `prestart`, [`NRI`], or the program that edits config.json: [`RUNTIME`]
     pub stage: String,
     /// When it began: RFC 3339, UTC
     pub started: String,
@@ -215,13 +214,12 @@ impl Record {
         };
     }
 
-    /// Reports whether a later call of the hook belongs to the same start of the container as this one. precreate is called before
-    /// the container has a process, and begins a start; all later calls of a start are for the same process.
+    /// Reports whether a later call of the hook belongs to the same start of the container as this one. The edit of config.json begins a
+    /// start, before the container has a process; all later calls of a start are for the same process.
     #[must_use]
     pub fn is_of_start(&self, later: &Self) -> bool {
-        let follows_precreate =
-            self.stage == PRECREATE && self.pid == 0 && later.stage != PRECREATE;
-        self.ended.is_empty() && (follows_precreate || self.pid != 0 && self.pid == later.pid)
+        let follows_edit = self.stage == RUNTIME && self.pid == 0 && later.stage != RUNTIME;
+        self.ended.is_empty() && (follows_edit || self.pid != 0 && self.pid == later.pid)
     }
 
     /// Continues the record of an earlier call for the same start.

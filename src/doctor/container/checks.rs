@@ -225,7 +225,7 @@ pub(super) fn access(facts: &ContainerFacts) -> Vec<Check> {
             "file systems that are mounted with nodev contain {}",
             nodev.join(", ")
         );
-        let fix = "have the engine create the nodes: --device, CDI, or precreate";
+        let fix = "have the engine create the nodes: --device or CDI";
         outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
     }
     for ((uid, gid, mode), nodes) in shut {
@@ -266,7 +266,7 @@ pub(super) fn cgroup(facts: &ContainerFacts) -> Vec<Check> {
         }
     };
     let fix = "restart the container; if the GPUs worked before, \"systemctl daemon-reload\" or an update of its resources \
-               removed the rules: have the engine list the devices (--device, CDI, precreate)";
+               removed the rules: have the engine list the devices (--device, CDI)";
     let (mut denied, mut answers) = (Vec::new(), Vec::new());
     for (node, _, (major, minor)) in good(facts) {
         match filter.allows(DeviceRule { major, minor }) {

@@ -60,8 +60,8 @@ pub(super) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
 }
 
 impl Applier {
-    /// Searches the directories of these libraries, and the directories of links that led to another driver version: with CDI and
-    /// precreate, the engine mounts libraries at the host's paths. Returns the paths of the files for the linker cache; empty if
+    /// Searches the directories of these libraries, and the directories of links that led to another driver version: with CDI, the
+    /// engine mounts libraries at the host's paths. Returns the paths of the files for the linker cache; empty if
     /// there was no such link. The files are removed after the last step.
     pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
         let of_links = std::mem::take(&mut self.of_other_driver);

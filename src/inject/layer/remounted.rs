@@ -1,6 +1,6 @@
 //! Carries files that are mounted in a directory over to the layer that covers the directory.
 //!
-//! With precreate and CDI, the runtime mounts the driver files before the hook creates the links to them. If the directory is on a
+//! With CDI, the runtime mounts the driver files before the hook creates the links to them. If the directory is on a
 //! volume, the links need a layer, and that would hide the mounts.
 
 use std::collections::BTreeSet;

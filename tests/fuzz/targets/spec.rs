@@ -24,7 +24,7 @@ pub fn run(data: &[u8]) {
         Err(error) => return check_error(&error),
     };
     if let Ok(text) = std::str::from_utf8(data) {
-        check_precreate(text, &spec);
+        check_additions(text, &spec);
     }
     assert!(
         spec.rootfs.is_absolute() && spec.env.keys().all(|name| !name.contains('=')),
@@ -77,8 +77,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// At precreate, the result is still a config.json and contains each addition once, whatever the input.
-fn check_precreate(text: &str, spec: &SpecView) {
+/// With the additions, the result is still a config.json and contains each addition once, whatever the input.
+fn check_additions(text: &str, spec: &SpecView) {
     let node = DeviceNode {
         path: "/dev/nvidia0".to_owned(),
         major: Some(195),

@@ -55,21 +55,19 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = faults! {
          mkdir -p dev/nvidia-caps; mknod dev/nvidia-caps/nvidia-cap12 c 510 12"
         => "mig" "ONH-232: device nodes of MIG devices of GPU 3 are missing: \"/dev/nvidia-caps/nvidia-cap13\"" Warning;
     "rm dev/nvidia-modeset" => "modeset" "ONH-223: the device node \"/dev/nvidia-modeset\" is missing" Note;
-    "rm etc/containers/containers.conf.d/*; rm usr/share/containers/oci/hooks.d/*" => "engines" "ONH-501: Podman" Warning;
+    "rm usr/share/containers/oci/hooks.d/*" => "engines" "ONH-501: Podman" Warning;
     "rm usr/bin/oci-nvidia-hook" => "engines" "ONH-501" Warning;
-    "mkdir -p etc/containers/oci/hooks.d; echo '{}' >etc/containers/oci/hooks.d/own.json; \
+    "sed -i 's/\"always\": true/\"hasBindMounts\": true/' usr/share/containers/oci/hooks.d/*" => "engines" "ONH-502" Note;
+    "mkdir -p etc/containers/oci/hooks.d; \
+         sed 's/prestart/precreate/' usr/share/containers/oci/hooks.d/oci-nvidia-hook.json >etc/containers/oci/hooks.d/own.json; \
          printf '[engine]\\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]\\n' \
              >etc/containers/containers.conf"
-        => "hooks-dir" "ONH-516: Podman as root: the hooks in \"/etc/containers/oci/hooks.d\" do not run: \
-         \"/etc/containers/containers.conf.d/50-oci-nvidia-hook.conf\" replaces hooks_dir of \"/etc/containers/containers.conf\"" Warning;
-    "rm etc/containers/containers.conf.d/*; \
-         printf '[engine]\\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\"]\\n' >etc/containers/containers.conf"
-        => "hooks-dir" "ONH-516: Podman as root: the hook file in \"/usr/share/containers/oci/hooks.podman.d\" has no effect" Warning;
-    "sed -i 's/\"always\": true/\"hasBindMounts\": true/' usr/share/containers/oci/hooks.d/*" => "engines" "ONH-502" Note;
-    "sed -i 's/\"stages\": .*/\"stages\": [\"precreate\"]/' usr/share/containers/oci/hooks.d/*; rm etc/containers/containers.conf.d/*"
-        => "engines" "ONH-060: Podman as root: no container starts: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts the hook at the stage precreate with the argument" Error;
+        => "engines" "ONH-060: Podman as root: no container that requests GPUs starts: /etc/containers/oci/hooks.d/own.json names the stage \"precreate\"" Error;
+    "sed -i 's/\"stages\": .*/\"stages\": [\"createContainer\"]/' usr/share/containers/oci/hooks.d/*"
+        => "engines" "ONH-060: CRI-O: no container that requests GPUs starts: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json names the stage \"createContainer\"" Error;
     "echo '{' >usr/share/containers/oci/hooks.d/x.json" => "engines" "ONH-060: Podman" Error;
-    "cp usr/share/containers/oci/hooks.podman.d/* usr/share/containers/oci/hooks.d" => "engines" "ONH-060: CRI-O" Error;
+    "sed -i 's/prestart/precreate/' usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
+        => "engines" "ONH-060: CRI-O: the engine does not start: " Error;
     "echo '[crio' >etc/crio/crio.conf.d/10-x" => "engines" "ONH-060: CRI-O" Error;
     "touch usr/bin/nvidia-container-runtime-hook; chmod 755 usr/bin/nvidia-container-runtime-hook; \
          sed s,oci-nvidia-hook,nvidia-container-runtime-hook,g usr/share/containers/oci/hooks.d/oci-nvidia-hook.json \
@@ -88,7 +86,7 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = faults! {
          for unit in oci-nvidia-hook-cdi.path nvidia-cdi-refresh.path nvidia-cdi-refresh.service; do \
          ln -s /lib/systemd/system/$unit; done; ln -s /dev/null ../nvidia-cdi-refresh.service"
         => "nvidia-toolkit" "ONH-517: the services of NVIDIA's container toolkit also write \"/var/run/cdi/nvidia.yaml\": nvidia-cdi-refresh.path" Warning;
-    "rm sys/fs/cgroup/*; mkdir sys/fs/cgroup/devices" => "cgroups" "ONH-506: CRI-O" Warning;
+    "rm sys/fs/cgroup/*; mkdir sys/fs/cgroup/devices" => "cgroups" "ONH-506: Podman as root" Warning;
     "sed -i s/1.2.6/1.1.4/ usr/bin/runc; rm dev/char/195:3"
         => "dev-char" "ONH-507: CRI-O: runc 1.1.4 denies access to \"/dev/nvidia3\"" Warning;
     "touch usr/bin/oci-nvidia-kubelet-plugin; chmod 755 usr/bin/oci-nvidia-kubelet-plugin; \

@@ -14,7 +14,7 @@ pub(super) fn good_host() -> &'static FakeDriver {
         let script = format!(
             r#"cd '{root}'
             mkdir -p sys/bus/pci/drivers/nvidia sys/fs/cgroup sys/fs/selinux/booleans run/systemd/system run/nvidia-persistenced \
-                usr/share/containers/oci/hooks.d usr/share/containers/oci/hooks.podman.d etc/containers/containers.conf.d \
+                usr/share/containers/oci/hooks.d etc/containers \
                 etc/nvidia-container-runtime etc/crio/crio.conf.d run/systemd/journal dev/char usr/libexec
             for bus in proc/driver/nvidia/gpus/*; do
                 device=sys/bus/pci/devices/${{bus##*/}}; mkdir -p $device
@@ -36,8 +36,6 @@ pub(super) fn good_host() -> &'static FakeDriver {
             program crun 'crun version 1.20'; program runc 'runc version 1.2.6'
             echo '#!/bin/sh' >usr/bin/oci-nvidia-hook; chmod 755 usr/bin/oci-nvidia-hook
             cp '{shipped}/hooks.d/oci-nvidia-hook.json' usr/share/containers/oci/hooks.d
-            cp '{shipped}/packaging/podman/oci-nvidia-hook-precreate.json' usr/share/containers/oci/hooks.podman.d
-            cp '{shipped}/packaging/podman/50-oci-nvidia-hook.conf' etc/containers/containers.conf.d
             sed '/^\[nvidia-container-cli/i accept-nvidia-visible-devices-envvar-when-unprivileged = false' \
                 '{shipped}/config/config.toml' >etc/nvidia-container-runtime/config.toml
             chmod 644 etc/nvidia-container-runtime/config.toml"#,

@@ -95,9 +95,8 @@ fn a_broken_host() {
          chgrp 4321 dev/nvidia*; chmod 660 dev/nvidia*; sed -i '/container-cli/a user = \"nobody\"' \
              etc/nvidia-container-runtime/config.toml; echo 'bogus = 1' | cat - etc/nvidia-container-runtime/config.toml >c; \
          mv c etc/nvidia-container-runtime/config.toml; rm usr/lib/*/libcuda.so*; rm run/nvidia-persistenced/socket; \
-         cp usr/share/containers/oci/hooks.podman.d/*.json usr/share/containers/oci/hooks.d; \
+         sed 's/prestart/precreate/' usr/share/containers/oci/hooks.d/oci-nvidia-hook.json >usr/share/containers/oci/hooks.d/own.json; \
          printf '#!/bin/sh\\necho crun version 1.24\\n' >usr/bin/crun; touch usr/bin/nvidia-ctk; \
-         rm etc/containers/containers.conf.d/*; \
          printf '[engine]\\nhooks_dir = [\"/etc/containers/oci/hooks.d\"]\\n' >etc/containers/containers.conf; \
          echo '0 0' >sys/fs/selinux/booleans/container_use_devices",
     );

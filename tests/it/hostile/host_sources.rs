@@ -207,7 +207,7 @@ fn sources_that_users_of_the_host_choose() {
     }
 }
 
-/// The hook mode on this kernel and an old one, precreate, CDI, plan and doctor.
+/// The hook mode on this kernel and an old one, an edited config.json, CDI, plan and doctor.
 fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let Plant {
         name,
@@ -263,7 +263,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let spec = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": image.rootfs},
     });
-    let ran = fake.precreate(spec.to_string().as_bytes());
+    let ran = fake.edit_config(spec.to_string().as_bytes());
     assert_eq!(!is_given, says(&ran), "{name}: {ran:?}");
     let added: serde_json::Value = serde_json::from_str(&ran.ok()).unwrap();
     let is_target = |mount: &&serde_json::Value| mount["destination"] == *path;
@@ -591,7 +591,7 @@ fn nodes_and_sockets_stay_as_they_are() {
             )
             .ok()
     };
-    for stage in ["prestart", "createContainer"] {
+    for stage in ["prestart", "createRuntime"] {
         podman.install_stage(stage, &fake.config);
         for cgroup in [Cgroup::AsMounted, Cgroup::V2, Cgroup::WithCrun] {
             is_harmless(&start(cgroup, &asks), false);
@@ -599,12 +599,6 @@ fn nodes_and_sockets_stay_as_they_are() {
         }
     }
     podman.remove_hook();
-    podman.install_precreate(&fake.config);
-    for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
-        // With this mode, the runtime creates the nodes.
-        is_harmless(&start(cgroup, &asks), true);
-        assert_eq!(handed_out(&fake), before, "precreate {cgroup:?}");
-    }
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     cdi(

@@ -179,19 +179,6 @@ fn numbers(proc: &OwnedFd, path: &Path) -> io::Result<Vec<String>> {
         .collect())
 }
 
-/// Enters the cgroup namespace of a process: the paths in /proc/PID/cgroup are then relative to the root of that namespace.
-///
-/// # Errors
-/// If the process does not exist, and the errors of setns(2): EPERM without CAP_SYS_ADMIN.
-#[expect(clippy::disallowed_methods, reason = "the only caller")]
-pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
-    let namespace = File::open(format!("/proc/{pid}/ns/cgroup"))?;
-    Ok(nix::sched::setns(
-        namespace,
-        nix::sched::CloneFlags::CLONE_NEWCGROUP,
-    )?)
-}
-
 /// Creates a PID namespace for the children of this process. The first child becomes its process 1.
 ///
 /// # Errors

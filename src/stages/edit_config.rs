@@ -1,5 +1,5 @@
-//! `precreate`, a stage of Podman: reads config.json from stdin and prints the config.json for the runtime. The runtime then
-//! creates the devices, and restores their rules whenever it applies the container's rules again.
+//! `edit-config`, which `nvidia-container-runtime` starts: reads config.json from stdin and prints the config.json for runc, with the
+//! GPUs.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,6 +11,7 @@ use base::read::read_limited;
 use base::report::Finding;
 use base::sys::in_root::working_directory;
 use base::sys::{ns, stdio};
+use nvidia_host::programs::RUNTIME;
 
 use super::{decide, run_stage};
 use crate::inject::container::OpenContainer;
@@ -24,13 +25,13 @@ use records::Outcome;
 
 use crate::record::storage;
 
-/// Prints the edited config.json. Exit status 0 if the container may start, 1 if not. Podman does not show the stderr of this stage.
-// Not inlined: a start at another stage would need a larger stack, and each page costs a fault.
+/// Prints the edited config.json. Exit status 0 if the container may start, 1 if not.
+// Not inlined: a start at a stage would need a larger stack, and each page costs a fault.
 #[inline(never)]
 pub(crate) fn run(config: Option<&Path>) -> ExitCode {
-    run_stage("precreate", |call| {
+    run_stage(RUNTIME, |call| {
         let Edited { config_json, given } = edit(config, call)?;
-        // A config.json that is cut off is an error, and not the container that Podman asked for.
+        // A config.json that is cut off is an error, and not the container that the engine asked for.
         stdio::write_stdout(&config_json).context("cannot write the container's spec to stdout")?;
         if let Some(given) = given {
             call.note(&given);
@@ -49,14 +50,7 @@ struct Edited {
 
 fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
     let start = Instant::now();
-    let bytes =
-        read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
-    let spec = working_directory()
-        .map_err(Into::into)
-        .and_then(|here| oci::spec_view::parse_if(&bytes, &here, request::may_ask))
-        .context("cannot read the container's spec on stdin")?;
-    let (id, bundle) = name(&spec);
-    call.name_container(&id, spec.pod.clone(), &bundle);
+    let (bytes, spec) = read_spec(call)?;
     let gpus = match decide::request(&spec, config, call)? {
         Some((request, config)) => decide::gpus_for(request, config, &spec.devices, call)?,
         None => None,
@@ -81,16 +75,24 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
     })
 }
 
-/// Returns the additions to config.json, and pushes findings, also before an error. It has no effects, because `plan` calls
-/// it too.
+/// Reads the text of config.json on stdin, and names its container in the record.
+pub(super) fn read_spec(call: &mut Call) -> Result<(Vec<u8>, SpecView)> {
+    let bytes =
+        read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
+    let spec = working_directory()
+        .map_err(Into::into)
+        .and_then(|here| oci::spec_view::parse_if(&bytes, &here, request::may_ask))
+        .context("cannot read the container's spec on stdin")?;
+    let (id, bundle) = name(&spec);
+    call.name_container(&id, spec.pod.clone(), &bundle);
+    Ok((bytes, spec))
+}
+
+/// Returns the additions to config.json, and pushes findings, also before an error.
 ///
 /// # Errors
 /// If the edits are impossible for this container.
-pub(crate) fn additions(
-    gpus: &Gpus,
-    spec: &SpecView,
-    findings: &mut Vec<Finding>,
-) -> Result<Additions> {
+fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding>) -> Result<Additions> {
     // The rootfs is mounted, but has no process yet: only the existence of paths is checked.
     let image = OpenContainer::facts_of(&spec.rootfs);
     let facts = OciFacts {

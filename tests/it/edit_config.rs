@@ -1,4 +1,4 @@
-//! The precreate stage: reads config.json from stdin and prints it with additions.
+//! The edit of config.json for nvidia-container-runtime: the hook reads it from stdin and prints it with additions.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,16 +15,15 @@ const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
 tests! {
     &[] => no_request_is_the_same_bytes;
-    NEEDS_DRIVER => nothing_is_printed_on_an_error, the_hook_does_what_it_adds, explained_as_it_is_done,
-        a_rootfs_that_is_not_there_yet, what_is_not_ours_stays;
+    NEEDS_DRIVER => nothing_is_printed_on_an_error, the_hook_does_what_it_adds, a_rootfs_that_is_not_there_yet, what_is_not_ours_stays;
 }
 
-pub fn precreate(config: &Path, spec: &str) -> Ran {
+pub fn edit_config(config: &Path, spec: &str) -> Ran {
     run_with(
         Command::new(HOOK)
             .arg("--config")
             .arg(config)
-            .arg("precreate")
+            .arg("edit-config")
             .env_clear(),
         spec.as_bytes(),
     )
@@ -53,7 +52,7 @@ fn no_request_is_the_same_bytes() {
         &["NVIDIA_VISIBLE_DEVICES="],
     ] {
         let spec = spec(dir.path(), env);
-        assert_eq!(precreate(&config, &spec).ok(), spec);
+        assert_eq!(edit_config(&config, &spec).ok(), spec);
     }
 }
 
@@ -78,11 +77,10 @@ fn nothing_is_printed_on_an_error() {
             "cannot add to \"hooks.createRuntime\": it is not an array",
         ),
     ] {
-        let ran = precreate(&fake.config, spec);
+        let ran = edit_config(&fake.config, spec);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
         assert!(ran.stderr.contains(says), "{ran:?}");
     }
-    // Podman shows none of these messages.
     let log = fs::read_to_string(log).unwrap();
     assert!(
         log.contains(": error: ")
@@ -92,7 +90,7 @@ fn nothing_is_printed_on_an_error() {
     );
     // If writing fails, nothing is printed, however short.
     let script = format!(
-        "'{HOOK}' --config '{}' precreate >/dev/full",
+        "'{HOOK}' --config '{}' edit-config >/dev/full",
         fake.config.display()
     );
     for spec in [
@@ -111,100 +109,6 @@ fn plan(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
         .args(more)
         .env_clear();
     run_with(&mut plan, stdin.as_bytes())
-}
-
-/// The additions that `plan` lists, inserted into config.json by hand, are the output of precreate; an error of one is an
-/// error of the other.
-fn explained_as_it_is_done() {
-    let fake = FakeDriver::new(&[
-        "--gpus",
-        "2",
-        "--drm",
-        "--mig",
-        "--dev-mode",
-        "0660",
-        "--dev-group",
-        "video",
-    ]);
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let of = |rootfs: &Path, ask: &str| {
-        spec(
-            rootfs,
-            &[
-                &format!("NVIDIA_VISIBLE_DEVICES={ask}"),
-                "NVIDIA_DRIVER_CAPABILITIES=all",
-            ],
-        )
-    };
-    let own_node = of(&image.rootfs, "1").replace(
-        "\"linux\":{",
-        "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":195,\"minor\":1}],",
-    );
-    for spec in [
-        of(&image.rootfs, "all"),
-        of(&image.rootfs, "0:1"),
-        of(Path::new("/nowhere"), "1"),
-        own_node,
-    ] {
-        let done: Value =
-            serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0"))
-                .unwrap();
-        let shown = plan(&fake, &["--stage", "precreate", "--json"], &spec).ok();
-        let shown: Value = serde_json::from_str(&shown).unwrap();
-        let mut by_hand: Value = serde_json::from_str(&spec.replace("1e400", "0")).unwrap();
-        for edit in shown["edits"].as_array().unwrap() {
-            assert_eq!(edit["action"], "add", "{edit}");
-            let keys = edit["array"].as_array().unwrap().iter();
-            let array = keys.fold(&mut by_hand, |value, key| &mut value[key.as_str().unwrap()]);
-            if array.is_null() {
-                *array = json!([]);
-            }
-            array.as_array_mut().unwrap().push(edit["item"].clone());
-        }
-        assert_eq!(by_hand, done);
-        let words = plan(&fake, &["--stage", "precreate"], &spec).ok();
-        for line in [
-            "\nadded to linux.resources.devices of config.json: allow c 195:",
-            "\nadded to hooks.createRuntime of config.json: /",
-            &format!(
-                "\nadded to process.user.additionalGids of config.json: {}\n",
-                video()
-            ),
-        ] {
-            assert!(words.contains(line), "{line:?} is not in\n{words}");
-        }
-    }
-    let no_array = of(&image.rootfs, "1").replace("\"later\"", "\"createRuntime\":{},\"later\"");
-    let another = of(&image.rootfs, "1").replace(
-        "\"linux\":{",
-        "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
-    );
-    // A device plugin added this GPU. The container requests nothing from the hook, and errors do not stop it.
-    let given = spec(&image.rootfs, &[]).replace(
-        "\"linux\":{",
-        "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":195,\"minor\":1},\
-         {\"path\":\"/dev/nvidiactl\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
-    );
-    assert_eq!(precreate(&fake.config, &given).ok(), given);
-    let shown = plan(&fake, &["--stage", "precreate"], &given).ok();
-    assert!(
-        shown.starts_with("the hook would do nothing: ") && shown.contains("(ONH-111)\n"),
-        "{shown}"
-    );
-    for (spec, says) in [(no_array, "it is not an array"), (another, "(ONH-044)")] {
-        assert!(
-            precreate(&fake.config, &spec).failed(1).contains(says),
-            "{says}"
-        );
-        let shown = plan(&fake, &["--stage", "precreate"], &spec);
-        assert_eq!(shown.code, Some(1), "{shown:?}");
-        assert!(
-            shown.stdout.contains(says.trim_matches(['(', ')']))
-                && !shown.stdout.contains("added to "),
-            "{shown:?}"
-        );
-    }
 }
 
 /// Returns the strings of these fields, for each item.
@@ -240,7 +144,7 @@ fn the_hook_does_what_it_adds() {
         ];
         let spec = spec(&image.rootfs, &env);
         let edited: Value =
-            serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0"))
+            serde_json::from_str(&edit_config(&fake.config, &spec).ok().replace("1e400", "0"))
                 .unwrap();
         assert_eq!(
             snapshot(&image.rootfs),
@@ -351,7 +255,7 @@ fn the_hook_does_what_it_adds() {
 /// are placed at the paths of the host, and the hook entry does the rest when the rootfs exists.
 fn a_rootfs_that_is_not_there_yet() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let edited = precreate(
+    let edited = edit_config(
         &fake.config,
         &spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]),
     )
@@ -387,8 +291,8 @@ fn what_is_not_ours_stays() {
         FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]),
     );
     let before = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=all"]);
-    let after = precreate(&fake.config, &before).ok();
-    assert_eq!(precreate(&fake.config, &after).ok(), after, "idempotent");
+    let after = edit_config(&fake.config, &before).ok();
+    assert_eq!(edit_config(&fake.config, &after).ok(), after, "idempotent");
     for (from, to) in [
         ("{ \"zeta\" : 1e400,\n ", "{ \"zeta\" : 1e400,\n "),
         (
@@ -421,8 +325,12 @@ fn what_is_not_ours_stays() {
         "{node}"
     );
     fake.configure(NODES_OF_THE_HOST);
-    let new: Value =
-        serde_json::from_str(&precreate(&fake.config, &before).ok().replace("1e400", "0")).unwrap();
+    let new: Value = serde_json::from_str(
+        &edit_config(&fake.config, &before)
+            .ok()
+            .replace("1e400", "0"),
+    )
+    .unwrap();
     assert_eq!(new["linux"]["devices"][0]["fileMode"], 0o660, "{new}");
 }
 
