@@ -175,11 +175,11 @@ fn inspect(request: &GpuRequest, config: &Config, call: &Call) -> Result<Host> {
 /// Inspects the host, without NVML if the request does not depend on it. Calls `slow` before NVML.
 fn inspect_for(request: &GpuRequest, config: &Config, slow: &dyn Fn()) -> Result<Host> {
     if !request.needs_nvml()
-        && let Some(host) = Host::without_nvml(config)?
+        && let Some(host) = Host::without_nvml(config, request.capabilities)?
     {
         return Ok(host);
     }
-    Host::inspect(config, slow)
+    Host::inspect_for(config, request.capabilities, slow)
 }
 
 /// Reports whether nodes or links of the driver are missing, as they can be after boot. systemd finds devices by the links in

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use nvidia_host::capability::Capability;
 use rustix::process::{WaitId, WaitIdOptions};
 
 use crate::built;
@@ -34,7 +35,7 @@ const NEEDS_DRIVER: &[Need] = &[
 tests! {
     NEEDS_CARGO => bytes_of_the_program, relocated_bytes, libraries_of_the_program, as_fast_as_true;
     NEEDS_VALGRIND => nothing_asked;
-    NEEDS_DRIVER => eight_gpus_warm, one_mig_device_warm, generate_and_refresh, limits_of_a_cdi_container, memory_for_a_large_config_json;
+    NEEDS_DRIVER => eight_gpus_warm, one_mig_device_warm, generate_and_refresh, other_sets_of_capabilities, limits_of_a_cdi_container, memory_for_a_large_config_json;
     crate::driver::NEEDS => names_in_the_image;
 }
 
@@ -358,6 +359,58 @@ fn eight_gpus_warm() {
     assert!(
         count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(),
         "{mounted}"
+    );
+}
+
+/// What other containers have requested costs a start nothing: each set of capabilities has its own stored locations of driver files.
+fn other_sets_of_capabilities() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
+    let config = fake.config.to_str().unwrap();
+    let precreate = ["--config", config, "precreate"];
+    let spec = |capabilities: &str| {
+        let variables = [
+            "NVIDIA_VISIBLE_DEVICES=all".to_owned(),
+            format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}"),
+        ];
+        serde_json::json!({"root": {"path": "/r"}, "process": {"env": variables}}).to_string()
+    };
+    let usual = spec("compute,utility");
+    // The locations are stored only if nothing has changed in the second before the search.
+    std::thread::sleep(Duration::from_millis(1100));
+    run_with(Command::new(program()).args(precreate), usual.as_bytes()).ok();
+    let stored = || sh("ls /run/oci-nvidia-hook | grep -c '^located'").ok();
+    assert_eq!(stored().trim(), "1");
+    let cost = || Cost {
+        calls: calls(dir.path(), &precreate, &usual).len() as u64,
+        instructions: instructions(dir.path(), &precreate, &usual),
+    };
+    let before = cost();
+    for set in 1..1_usize << Capability::ALL.len() {
+        let mut names = Vec::new();
+        for (index, capability) in Capability::ALL.into_iter().enumerate() {
+            if set & 1 << index != 0 {
+                names.push(capability.name());
+            }
+        }
+        let forward = names.join(",");
+        names.reverse();
+        for words in [forward, names.join(", ")] {
+            run_with(
+                Command::new(program()).args(precreate),
+                spec(&words).as_bytes(),
+            )
+            .ok();
+        }
+    }
+    assert_eq!(stored().trim(), "16");
+    let after = cost();
+    assert_eq!(after.calls, before.calls);
+    // Numbers in the files, such as times, do not always have the same number of digits.
+    let more = before.instructions / 200;
+    at_most(
+        "instructions after all sets",
+        after.instructions,
+        before.instructions + more,
     );
 }
 

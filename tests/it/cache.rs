@@ -5,10 +5,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::paths::HostPath;
 use base::sys::file_id::FileId;
+use base::sys::mount::statmount::{self, Id};
 use base::tree::Tree;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
@@ -19,13 +20,14 @@ tests! {
         a_gpu_that_hangs_stops_only_its_own_containers, doctor_and_info_invalidate_a_cached_inventory,
         a_doctor_without_an_answer_invalidates_it_too, mig_devices_are_kept_until_an_instance_is_created_again, a_hundred_at_once_ask_once,
         version_does_not_ask;
-    JOURNAL => an_entry_of_procfs_that_was_created_again_is_another_one;
+    JOURNAL => an_entry_of_procfs_that_was_created_again_is_another_one, a_replaced_image_is_noticed;
 }
 
 const JOURNAL: &[Need] = &[
     Need::Root,
     Need::Program("losetup"),
     Need::Program("mkfs.ext4"),
+    Need::Program("debugfs"),
 ];
 
 fn command(fake: &FakeDriver, verb: &str) -> Ran {
@@ -412,6 +414,80 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
     assert_ne!(before, entry(&proc), "in another mount, NVML is asked");
     sh(&format!("umount '{}'", proc.display())).ok();
     detach();
+    sh(&format!("losetup --detach {device}")).ok();
+}
+
+/// A mount whose image is replaced by another one of the same size. A directory has the same device, number, size and times as before, and on
+/// kernels before 6.8 also the same id of the mount. The stored locations of driver files are based on such directories.
+fn a_replaced_image_is_noticed() {
+    let dir = scratch();
+    let top = dir.path().display();
+    sh(&format!(
+        "cd '{top}'; mkdir -p content/usr/lib content/lib image mount more
+         touch content/usr/lib/libcuda.so.1 content/lib/libcuda.so.1
+         truncate -s 16M first; mkfs.ext4 -q -d content first; cp first second; cp first disk
+         debugfs -w -R 'unlink /usr/lib/libcuda.so.1' second
+         debugfs -w -R 'unlink /lib/libcuda.so.1' second"
+    ))
+    .ok();
+    let device = sh(&format!("cd '{top}'; losetup --find --show disk"));
+    let device = device.ok().trim().to_owned();
+    for (way, mount) in [
+        ("an image", format!("mount -o ro {device} mount")),
+        (
+            "a directory of an image",
+            format!("mount -o ro {device} image; mount --bind image/usr mount"),
+        ),
+        (
+            "a layer, as systemd-sysext mounts images",
+            format!(
+                "mount -o ro {device} image; mount -t overlay -o lowerdir=image/usr:more overlay mount"
+            ),
+        ),
+    ] {
+        let show = |image: &str| {
+            let write = format!("dd if={image} of={device} bs=1M conv=fsync status=none");
+            sh(&format!("cd '{top}'; {write}; {mount}")).ok();
+            let lib = rustix::fs::stat(dir.path().join("mount/lib")).unwrap();
+            FileId::from(&lib)
+        };
+        let hide = || {
+            sh(&format!(
+                "cd '{top}'; umount mount; ! mountpoint -q image || umount image"
+            ))
+            .ok()
+        };
+        let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let first = show("first");
+        let is_new = matches!(
+            statmount::id(fs::File::open(dir.path().join("mount")).unwrap()),
+            Ok(Id::Unique(_))
+        );
+        let basis = {
+            let tree = tree.recording();
+            let library = tree.regular_file(Path::new("/mount/lib/libcuda.so.1"));
+            assert!(library.unwrap().is_some(), "{way}");
+            tree.basis(SystemTime::now() + Duration::from_secs(5))
+        };
+        assert_eq!(basis.is_some(), is_new, "{way}");
+        let is_unchanged = || {
+            basis
+                .as_ref()
+                .is_some_and(|basis| basis.is_unchanged(&tree))
+        };
+        assert_eq!(is_unchanged(), is_new, "{way}");
+        hide();
+        let second = show("second");
+        // Another overlay can have taken the number of its device.
+        assert_eq!(
+            (first.inode.number, first.changed),
+            (second.inode.number, second.changed),
+            "{way}"
+        );
+        assert!(way.starts_with("a layer") || first == second, "{way}");
+        assert!(!is_unchanged(), "{way}");
+        hide();
+    }
     sh(&format!("losetup --detach {device}")).ok();
 }
 

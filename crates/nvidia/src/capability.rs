@@ -3,7 +3,6 @@
 use std::fmt;
 
 use anyhow::{Result, bail};
-use serde::{Deserialize, Serialize};
 
 use base::report::failure;
 use findings::catalog;
@@ -77,7 +76,7 @@ pub struct Omit {
 }
 
 /// A set of capabilities.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(u8);
 
 impl Capabilities {
@@ -90,10 +89,16 @@ impl Capabilities {
         )
     }
 
-    /// Returns the capabilities of an image that does not set the variable.
+    /// Returns the capabilities of an image that does not set the variable. `supported` is the upper limit.
     #[must_use]
-    pub(crate) fn default_set() -> Self {
-        Self::new(&[Compute, Utility])
+    pub(crate) fn default_set(supported: Self) -> Self {
+        Self(Self::new(&[Compute, Utility]).0 & supported.0)
+    }
+
+    /// Returns a number for the set, which depends neither on words nor on their order.
+    #[must_use]
+    pub(crate) const fn bits(self) -> u8 {
+        self.0
     }
 
     /// Parses `supported-driver-capabilities`, the upper limit in config.toml: a list of names, or `all`.
@@ -162,7 +167,7 @@ impl fmt::Display for Capabilities {
 pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Result<Capabilities> {
     let value = match value {
         None if legacy => return Ok(supported),
-        None | Some("") => return Ok(Capabilities(Capabilities::default_set().0 & supported.0)),
+        None | Some("") => return Ok(Capabilities::default_set(supported)),
         Some(value) => value,
     };
     let mut words: Vec<&str> = value.split(',').map(str::trim).collect();

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 /// for up to a hundredth of a second before Linux 6.13, so two changes in quick succession can leave the same time.
 pub(crate) const SETTLED: Duration = Duration::from_secs(1);
 
-/// A file, in whatever state. A file system gives the number of a removed file to a new one, and the kernel gives the number of a device
-/// to the next file system that is mounted from it or that has no device.
+/// A file, in whatever state. A file system gives the number of a removed file to a new one, and after an unmount, another file system can
+/// get the number of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inode {
     /// The device of the file system

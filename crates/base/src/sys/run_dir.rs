@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, Stat, flock};
 use rustix::io::Errno;
 
+use super::file_id::FileId;
 use super::in_root::or_missing;
 use super::ns;
 use super::proc_file::{Length, read_whole};
@@ -221,13 +222,18 @@ impl RunDir {
         Ok(names)
     }
 
+    /// Returns when a file was written, in time since 1970, or `None` if that is unknown.
+    #[must_use]
+    pub fn written(&self, name: &str) -> Option<Duration> {
+        let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        FileId::from(&stat).modified.since_1970()
+    }
+
     /// Returns how long ago a file was written, or `None` if that is unknown.
     #[must_use]
     pub fn age(&self, name: &str) -> Option<Duration> {
-        let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        let written =
-            SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
-        SystemTime::now().duration_since(written).ok()
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.ok()?.checked_sub(self.written(name)?)
     }
 
     /// Takes the lock with this name. Returns `None` if other processes hold it for the whole of `patience`.

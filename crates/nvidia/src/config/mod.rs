@@ -547,7 +547,10 @@ mod tests {
             config,
             Config {
                 accept_envvar_when_unprivileged: false,
-                supported_driver_capabilities: Capabilities::default_set(),
+                supported_driver_capabilities: Capabilities::new(&[
+                    Capability::Compute,
+                    Capability::Utility
+                ]),
                 driver_root: HostPath::new("/run/nvidia/driver"),
                 edit_cgroups: false,
                 nvml_timeout: Duration::from_secs(7),

@@ -10,6 +10,7 @@ use base::tree::Tree;
 
 use super::Roots;
 use super::located::LocatedCache;
+use crate::capability::Capabilities;
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::{DriverKind, diagnosis, locate};
@@ -45,11 +46,11 @@ impl Examined {
         examined
     }
 
-    /// Like [`Self::below`], but uses the result of an earlier search while it is valid.
-    pub(super) fn cached(roots: Roots, config: &Config) -> Self {
+    /// Like [`Self::below`], but uses the result of an earlier search for these capabilities while it is valid.
+    pub(super) fn cached(roots: Roots, config: &Config, capabilities: Capabilities) -> Self {
         let mut examined = Self::without_library(roots, config);
         if let Some(module) = &examined.module {
-            examined.located = LocatedCache::open(&examined.roots, config, module);
+            examined.located = LocatedCache::open(&examined.roots, config, module, capabilities);
         }
         let located = examined.located.as_ref();
         let known = located.and_then(LocatedCache::management_library);

@@ -45,22 +45,18 @@ impl Host {
 
     /// Returns the driver's files for these capabilities, from the cache if it may be used and has them.
     fn driver_files(&self, capabilities: Capabilities) -> Result<(DriverFiles, Vec<Finding>)> {
-        let version = &self.inventory.driver_version;
-        if let Some((cache, _)) = &self.located
-            && let Some(found) = cache.files(version, capabilities)
+        let located = self.located.as_ref();
+        let located =
+            located.filter(|(cache, _)| cache.is_for(&self.inventory.driver_version, capabilities));
+        if let Some((cache, _)) = located
+            && let Some(found) = cache.files()
         {
             return Ok(found);
         }
         let (files, findings) =
             locate::locate(&self.search(), capabilities, &self.config.driver_files)?;
-        if let Some((cache, library)) = &self.located {
-            cache.store(
-                &self.roots,
-                library,
-                version,
-                capabilities,
-                (&files, &findings),
-            );
+        if let Some((cache, library)) = located {
+            cache.store(&self.roots, library, (&files, &findings));
         }
         Ok((files, findings))
     }

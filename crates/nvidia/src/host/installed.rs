@@ -12,6 +12,7 @@ use findings::catalog;
 use super::examined::Examined;
 use super::roots::MigNodes;
 use super::{HostState, Roots};
+use crate::capability::Capabilities;
 use crate::config::Config;
 use crate::driver::diagnosis;
 use crate::driver::platform::Platform;
@@ -33,9 +34,10 @@ impl Installed {
         Self::find_below(Roots::open(config)?, config)
     }
 
-    /// Like [`Self::find`], but uses the result of an earlier search while it is valid.
-    pub(super) fn find_cached(config: &Config) -> Result<Self> {
-        Self::among(Examined::cached(Roots::open(config)?, config), config)
+    /// Like [`Self::find`], but uses the result of an earlier search for these capabilities while it is valid.
+    pub(super) fn find_cached(config: &Config, capabilities: Capabilities) -> Result<Self> {
+        let examined = Examined::cached(Roots::open(config)?, config, capabilities);
+        Self::among(examined, config)
     }
 
     pub(super) fn find_below(roots: Roots, config: &Config) -> Result<Self> {

@@ -5,17 +5,26 @@
 //! It is used only if all of these conditions are true:
 //!
 //! 1. *Same search*: the boot, the version of this program and of the kernel module, the settings of config.toml that name files and
-//!    directories, and the driver capabilities.
-//! 2. *Same directories*: each directory in which a name was looked up has the same mount, device, inode and time of the last status
-//!    change, and each path at which nothing existed is still free. The kernel sets that time whenever a name is added, removed or
+//!    directories, and the set of driver capabilities.
+//! 2. *Same directories*: each directory in which a name was looked up has the same mount and the same [`base::sys::file_id::FileId`], and
+//!    each path at which nothing existed is still free. The kernel sets the time of the last change whenever a name is added, removed or
 //!    replaced, which includes the target of a link. Links to directories are followed again, and must lead to the same directory.
-//! 3. *Same content*: the files that were read, which are the linker cache and the headers of libraries, have the same identity and time.
+//! 3. *Same content*: the files that were read, which are the linker cache and the headers of libraries, have the same mount and identity.
 //!    Files of the kernel are read again.
 //!
 //! A result is stored only if the last change of all of them was more than a second before the search, see [`Basis`]. An error is never
 //! stored. The located files themselves are opened afterwards in each case, and a missing one is an error.
+//!
+//! # Files
+//!
+//! Each set of capabilities has a file with its own basis: a start reads one file, whatever other containers request. A user can request
+//! any set, so there are at most [`MAX_SETS`] files. A process that has stored a result lists the directory and removes the oldest files.
+//! The file of the set that images get by default goes last, so that a user who requests many sets does not slow down most of the other
+//! containers. Processes that remove files at the same time can remove one that another process has just replaced. A start that finds
+//! no file, or one that it cannot use, searches.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -39,9 +48,13 @@ use crate::driver::libraries::Library;
 use crate::stored;
 
 /// The kind of the file, with the number of its format.
-const KIND: &str = "located 1";
-/// The size limit in bytes. All files of a driver take 20 kB, and there are at most 256 sets of capabilities.
-const MAX_SIZE: u64 = 8 << 20;
+const KIND: &str = "located 2";
+/// The size limit in bytes. All files of a driver take 20 kB.
+const MAX_SIZE: u64 = 1 << 20;
+/// How many results are kept. Images request two or three sets of capabilities.
+const MAX_SETS: usize = 16;
+/// The beginning of the names of the files.
+const PREFIX: &str = "located";
 
 /// The content of the file.
 #[derive(Debug, Deserialize, Serialize)]
@@ -51,14 +64,13 @@ struct Stored {
     basis: Basis,
     /// libnvidia-ml of the module's version
     management: PathBuf,
-    searches: Vec<Search>,
+    files: StoredFiles,
 }
 
-/// The result of one search.
+/// The result of a search.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Search {
-    capabilities: Capabilities,
+struct StoredFiles {
     libraries: Vec<StoredLibrary>,
     /// Name and path
     binaries: Vec<(String, PathBuf)>,
@@ -78,34 +90,34 @@ struct StoredLibrary {
     sonames: Vec<String>,
 }
 
-/// Stored results without what they were based on, which is not needed after it was compared.
-#[derive(Debug)]
-struct Known {
-    /// The path of libnvidia-ml
-    management: PathBuf,
-    searches: Vec<Search>,
-}
-
-/// The cache for the files of one driver root.
+/// The cache for the files of one driver root and one set of capabilities.
 #[derive(Debug)]
 pub(super) struct LocatedCache {
     /// The run-time directory, if it exists
     dir: Option<RunDir>,
     name: String,
+    /// The beginning of the names of the files that are removed last
+    last: String,
+    capabilities: Capabilities,
     version: String,
     question: String,
     /// The time before the first lookup
     start: SystemTime,
-    /// The stored results, if they are valid
-    known: Option<Known>,
+    /// The stored result, if it is valid
+    known: Option<Stored>,
 }
 
 impl LocatedCache {
-    /// Reads the stored results for this version of the kernel module. Returns `None` if results are not stored: on WSL 2, and for roots
-    /// with unusual names.
-    pub(super) fn open(roots: &Roots, config: &Config, version: &str) -> Option<Self> {
+    /// Reads the stored result for this version of the kernel module and these capabilities. Returns `None` if results are not stored:
+    /// on WSL 2, and for roots with unusual names.
+    pub(super) fn open(
+        roots: &Roots,
+        config: &Config,
+        version: &str,
+        capabilities: Capabilities,
+    ) -> Option<Self> {
         let dir = RunDir::existing().ok()?;
-        Self::open_in(dir, SystemTime::now(), roots, config, version)
+        Self::open_in(dir, SystemTime::now(), roots, config, version, capabilities)
     }
 
     fn open_in(
@@ -114,6 +126,7 @@ impl LocatedCache {
         roots: &Roots,
         config: &Config,
         version: &str,
+        capabilities: Capabilities,
     ) -> Option<Self> {
         if roots.kind != DriverKind::Linux {
             return None;
@@ -124,25 +137,23 @@ impl LocatedCache {
             ldcache,
             library_dirs,
             driver_files,
+            supported_driver_capabilities,
             ..
         } = config;
         let boot = proc_file::boot_id()?;
         let mut cache = Self {
             dir,
-            name: stored::name_for("located", root),
+            name: stored::name_for(&name_of(capabilities), root),
+            last: name_of(Capabilities::default_set(*supported_driver_capabilities)),
+            capabilities,
             version: version.to_owned(),
             question: format!(
-                "{root:?} {boot} {version} {ldcache:?} {library_dirs:?} {driver_files:?}"
+                "{root:?} {boot} {version} {capabilities} {ldcache:?} {library_dirs:?} {driver_files:?}"
             ),
             start,
             known: None,
         };
-        if let Some(stored) = cache.read(roots) {
-            cache.known = Some(Known {
-                management: stored.management,
-                searches: stored.searches,
-            });
-        }
+        cache.known = cache.read(roots);
         Some(cache)
     }
 
@@ -159,71 +170,120 @@ impl LocatedCache {
         Some(HostPath::new(&known.management))
     }
 
-    /// Returns the files and the findings of an earlier search for these capabilities.
-    pub(super) fn files(
-        &self,
-        version: &str,
-        capabilities: Capabilities,
-    ) -> Option<(DriverFiles, Vec<Finding>)> {
-        if version != self.version {
-            return None;
-        }
-        let mut searches = self.known.as_ref()?.searches.iter();
-        searches
-            .find(|search| search.capabilities == capabilities)?
-            .result()
+    /// Whether it is for the files of this version of the driver and these capabilities.
+    pub(super) fn is_for(&self, version: &str, capabilities: Capabilities) -> bool {
+        (version, capabilities) == (&self.version, self.capabilities)
     }
 
-    /// Stores the result of a search below `roots`, together with the results that are valid. An error, such as a full disk, is ignored:
-    /// the next container searches again.
+    /// Returns the files and the findings of an earlier search.
+    pub(super) fn files(&self) -> Option<(DriverFiles, Vec<Finding>)> {
+        self.known.as_ref()?.files.result()
+    }
+
+    /// Stores the result of a search below `roots`. An error, such as a full disk, is ignored: the next container searches again.
     pub(super) fn store(
         &self,
         roots: &Roots,
         management: &HostPath,
-        version: &str,
-        capabilities: Capabilities,
         (files, findings): (&DriverFiles, &[Finding]),
     ) {
-        if version != self.version {
+        if self.known.is_some() {
+            // libnvidia-ml was not searched for, so the basis lacks the lookups for it.
             return;
         }
-        let (Some(mut basis), Some(search)) = (
+        let (Some(basis), Some(files)) = (
             roots.files.basis(self.start),
-            Search::new(capabilities, files, findings),
+            StoredFiles::new(files, findings),
         ) else {
             return;
         };
-        let mut searches = Vec::new();
-        if self.known.is_some() {
-            // This search began with libnvidia-ml from the stored results. They are read again, because another process may have added
-            // one.
-            let Some(stored) = self.read(roots) else {
-                return;
-            };
-            basis.add(stored.basis);
-            searches = stored.searches;
-            searches.retain(|search| search.capabilities != capabilities);
+        let bytes = stored::to_bytes(
+            KIND,
+            &Stored {
+                question: self.question.clone(),
+                basis,
+                management: management.as_path().to_owned(),
+                files,
+            },
+        );
+        if u64::try_from(bytes.len()).is_ok_and(|size| size <= MAX_SIZE) {
+            self.write(&bytes).ok();
         }
-        searches.push(search);
-        let stored = Stored {
-            question: self.question.clone(),
-            basis,
-            management: management.as_path().to_owned(),
-            searches,
+    }
+
+    /// Writes the file, and removes the files that are not used any more.
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let dir = match &self.dir {
+            Some(dir) => dir.clone(),
+            None => RunDir::open()?,
         };
-        let dir = self.dir.clone();
-        if let Some(dir) = dir.or_else(|| RunDir::open().ok()) {
-            dir.replace(&self.name, &stored::to_bytes(KIND, &stored))
-                .ok();
+        dir.replace(&self.name, bytes)?;
+        self.remove_surplus(&dir)
+    }
+
+    fn remove_surplus(&self, dir: &RunDir) -> io::Result<()> {
+        let mut others = Vec::new();
+        for name in dir.names()? {
+            match CacheFile::of(&name) {
+                Some(CacheFile::Earlier) => dir.remove(&name)?,
+                Some(CacheFile::Set) if name != self.name => others.push(name),
+                _ => {}
+            }
+        }
+        let surplus = (others.len() + 1).saturating_sub(MAX_SETS);
+        if surplus == 0 {
+            return Ok(());
+        }
+        // The oldest are the first.
+        others.sort_by_cached_key(|name| (name.starts_with(&self.last), dir.written(name)));
+        for name in others.iter().take(surplus) {
+            dir.remove(name)?;
+        }
+        Ok(())
+    }
+}
+
+/// A file of this cache in the run-time directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CacheFile {
+    /// The file of a set of capabilities
+    Set,
+    /// The file of all sets, which earlier builds wrote
+    Earlier,
+}
+
+impl CacheFile {
+    /// Returns the kind of the file with this name, or `None` for a file that is not of this cache.
+    fn of(name: &str) -> Option<Self> {
+        let mut parts = name.split('-');
+        if parts.next() != Some(PREFIX) {
+            return None;
+        }
+        let mut digits = Vec::new();
+        for part in parts {
+            if !part.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return None;
+            }
+            digits.push(part.len());
+        }
+        // The number of the set has two digits, and the part for the driver root has 16: `stored::name_for`.
+        match digits.as_slice() {
+            [2] | [2, 16] => Some(Self::Set),
+            [] | [16] => Some(Self::Earlier),
+            _ => None,
         }
     }
 }
 
-impl Search {
+/// Returns the beginning of the name of the file of a set, before the part for the driver root.
+fn name_of(capabilities: Capabilities) -> String {
+    format!("{PREFIX}-{:02x}", capabilities.bits())
+}
+
+impl StoredFiles {
     /// Returns `None` if a file has another name than its path, or a name is not UTF-8.
-    fn new(capabilities: Capabilities, files: &DriverFiles, findings: &[Finding]) -> Option<Self> {
-        let mut search = Self {
-            capabilities,
+    fn new(files: &DriverFiles, findings: &[Finding]) -> Option<Self> {
+        let mut stored = Self {
             libraries: Vec::new(),
             binaries: Vec::new(),
             placed: Vec::new(),
@@ -237,7 +297,7 @@ impl Search {
             for soname in &library.sonames {
                 sonames.push(soname.to_str()?.to_owned());
             }
-            search.libraries.push(StoredLibrary {
+            stored.libraries.push(StoredLibrary {
                 name: library.name.to_owned(),
                 arch: library.arch,
                 source: library.source.as_path().to_owned(),
@@ -246,17 +306,17 @@ impl Search {
         }
         for Binary { source, name } in &files.binaries {
             let name = (*name).to_owned();
-            search.binaries.push((name, source.as_path().to_owned()));
+            stored.binaries.push((name, source.as_path().to_owned()));
         }
         for PlacedFile { source, target } in &files.placed {
             let source = source.as_path().to_owned();
-            search.placed.push((source, target.absolute()));
+            stored.placed.push((source, target.absolute()));
         }
         for Finding { kind, what, fix } in findings {
             let id = kind.id().to_owned();
-            search.findings.push((id, what.clone(), fix.clone()));
+            stored.findings.push((id, what.clone(), fix.clone()));
         }
-        Some(search)
+        Some(stored)
     }
 
     /// Returns `None` if a name is not in the catalogs of this program.

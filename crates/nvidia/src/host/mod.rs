@@ -32,6 +32,7 @@ pub use self::mps::{MpsPrograms, mode_process};
 pub use self::roots::Roots;
 pub use self::state::{HostNode, HostState};
 pub use self::watched::WatchedDriver;
+use crate::capability::Capabilities;
 use crate::config::Config;
 use crate::device_id::Nodes;
 use crate::driver::DriverKind;
@@ -187,12 +188,28 @@ pub struct Host {
 
 impl Host {
     /// Finds the driver and its GPUs. If there is no cached inventory that the kernel confirms, calls `slow` and then queries NVML, which can
-    /// take seconds. The program must have only one thread, because a child is forked.
+    /// take seconds. The program must have only one thread, because a child is forked. libnvidia-ml is found as for a container whose image does
+    /// not name its capabilities.
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
     pub fn inspect(config: &Config, slow: &dyn Fn()) -> Result<Self> {
-        Self::inspect_with(config, false, slow)
+        let capabilities = Capabilities::default_set(config.supported_driver_capabilities);
+        Self::inspect_for(config, capabilities, slow)
+    }
+
+    /// Like [`Self::inspect`], for a container that requests these capabilities: their files are not searched for if the result of an earlier
+    /// search is valid.
+    ///
+    /// # Errors
+    /// If there is no driver, or NVML fails.
+    pub fn inspect_for(
+        config: &Config,
+        capabilities: Capabilities,
+        slow: &dyn Fn(),
+    ) -> Result<Self> {
+        let installed = Installed::find_cached(config, capabilities)?;
+        Self::inspect_installed(config, installed, false, slow)
     }
 
     /// Like [`Self::inspect`], but always queries NVML and replaces the cached inventory.
@@ -200,7 +217,7 @@ impl Host {
     /// # Errors
     /// If there is no driver, or NVML fails.
     pub fn inspect_afresh(config: &Config) -> Result<Self> {
-        Self::inspect_with(config, true, &|| ())
+        Self::inspect_installed(config, Installed::find(config)?, true, &|| ())
     }
 
     /// Like [`Self::inspect_afresh`], below roots that the caller examined just now.
@@ -209,14 +226,6 @@ impl Host {
     /// If there is no driver, or NVML fails.
     pub(crate) fn inspect_examined(config: &Config, examined: Examined) -> Result<Self> {
         Self::inspect_installed(config, Installed::among(examined, config)?, true, &|| ())
-    }
-
-    fn inspect_with(config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<Self> {
-        let installed = match afresh {
-            true => Installed::find(config)?,
-            false => Installed::find_cached(config)?,
-        };
-        Self::inspect_installed(config, installed, afresh, slow)
     }
 
     fn inspect_installed(
@@ -234,13 +243,13 @@ impl Host {
         })
     }
 
-    /// Finds the driver for a request that depends on no GPU. Never queries NVML: the inventory is the cached one, or has only the
+    /// Finds the driver for a request of these capabilities that depends on no GPU. Never queries NVML: the inventory is the cached one, or has only the
     /// version of the kernel module. Returns `None` if the module is not loaded, because then only NVML knows the version.
     ///
     /// # Errors
     /// If there is no driver.
-    pub fn without_nvml(config: &Config) -> Result<Option<Self>> {
-        let installed = Installed::find_cached(config)?;
+    pub fn without_nvml(config: &Config, capabilities: Capabilities) -> Result<Option<Self>> {
+        let installed = Installed::find_cached(config, capabilities)?;
         let Some(inventory) = installed.known(config) else {
             return Ok(None);
         };

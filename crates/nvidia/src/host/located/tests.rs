@@ -1,12 +1,12 @@
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::capability::Capability;
+use crate::capability::{self, Capability};
 use crate::cdi::stamp::tests::{host, write};
 use crate::driver::elf::tests::of_this_machine;
 use crate::driver::locate;
@@ -47,9 +47,22 @@ impl Scene {
         RunDir::open_in(self.run.path()).unwrap()
     }
 
-    fn cache(&self, roots: &Roots, start: SystemTime) -> LocatedCache {
+    fn cache(&self, roots: &Roots, start: SystemTime, capabilities: Capabilities) -> LocatedCache {
         let dir = Some(self.run_dir());
-        LocatedCache::open_in(dir, start, roots, &self.config, VERSION).unwrap()
+        LocatedCache::open_in(dir, start, roots, &self.config, VERSION, capabilities).unwrap()
+    }
+
+    /// Returns the name of the file of these capabilities.
+    fn file(&self, capabilities: Capabilities) -> String {
+        let roots = Roots::open(&self.config).unwrap();
+        self.cache(&roots, SystemTime::now(), capabilities).name
+    }
+
+    /// Returns the sorted names in the run-time directory.
+    fn names(&self) -> Vec<String> {
+        let mut names = self.run_dir().all_names().unwrap();
+        names.sort();
+        names
     }
 
     /// Starts a container at a time at which all changes have settled.
@@ -59,14 +72,14 @@ impl Scene {
 
     fn start_at(&self, time: SystemTime, capabilities: Capabilities) -> Found {
         let roots = Roots::open(&self.config).unwrap();
-        let cache = self.cache(&roots, time);
+        let cache = self.cache(&roots, time, capabilities);
         let linker_cache = roots.linker_cache(&self.config);
         let search = roots.search(&linker_cache, VERSION, &self.config);
         let library = cache.management_library().or_else(|| {
             let library = locate::management_library(&search)?;
             Some(library.source)
         });
-        if let Some(files) = cache.files(VERSION, capabilities) {
+        if let Some(files) = cache.files() {
             return Found {
                 library,
                 files: Ok(files),
@@ -75,7 +88,7 @@ impl Scene {
         }
         let files = locate::locate(&search, capabilities, &self.config.driver_files);
         if let (Ok((files, findings)), Some(library)) = (&files, &library) {
-            cache.store(&roots, library, VERSION, capabilities, (files, findings));
+            cache.store(&roots, library, (files, findings));
         }
         Found {
             library,
@@ -97,7 +110,29 @@ impl Scene {
 }
 
 fn usual() -> Capabilities {
-    Capabilities::new(&[Capability::Compute, Capability::Utility])
+    words("compute,utility")
+}
+
+fn words(value: &str) -> Capabilities {
+    let supported = Capabilities::new(&Capability::ALL);
+    capability::parse(Some(value), false, supported).unwrap()
+}
+
+/// Returns the words for each set of capabilities, in the order of [`Capability::ALL`] and in the reverse order.
+fn all_words() -> Vec<[String; 2]> {
+    let mut all = Vec::new();
+    for bits in 1..1_u32 << Capability::ALL.len() {
+        let mut names = Vec::new();
+        for (index, capability) in Capability::ALL.into_iter().enumerate() {
+            if bits & 1 << index != 0 {
+                names.push(capability.name());
+            }
+        }
+        let forward = names.join(",");
+        names.reverse();
+        all.push([forward, names.join(",")]);
+    }
+    all
 }
 
 #[test]
@@ -119,17 +154,125 @@ fn a_later_start_finds_the_same_without_a_search() {
 #[test]
 fn each_set_of_capabilities_has_its_own_result() {
     let scene = Scene::new();
-    let sets = [
-        usual(),
-        Capabilities::new(&[Capability::Utility]),
-        Capabilities::new(&Capability::ALL),
-    ];
-    let first = sets.map(|set| scene.start(set));
-    assert!(first.iter().all(|found| found.searched));
-    for (set, first) in std::iter::zip(sets, first) {
-        let again = scene.start(set);
-        assert_eq!((again.searched, again.files), (false, first.files));
+    let sets = ["compute,utility", "utility", "all"].map(words);
+    let read = |name: &str| scene.run_dir().read(name, MAX_SIZE).unwrap().unwrap();
+    let mut stored = Vec::new();
+    for set in sets {
+        let first = scene.start(set);
+        assert!(first.searched && first.library.is_some());
+        let name = scene.file(set);
+        stored.push((read(&name), name, first));
+        assert_eq!(scene.names().len(), stored.len());
     }
+    for (bytes, name, _) in &stored {
+        assert_eq!(read(name), *bytes, "another set has changed it");
+    }
+    // No file depends on another one.
+    for (set, (bytes, name, first)) in std::iter::zip(sets, stored) {
+        for other in scene.names() {
+            scene.run_dir().remove(&other).unwrap();
+        }
+        scene.run_dir().replace(&name, &bytes).unwrap();
+        let expected = Found {
+            searched: false,
+            ..first
+        };
+        assert_eq!(scene.start(set), expected);
+    }
+}
+
+#[test]
+fn equal_sets_in_other_words_share_a_file() {
+    let scene = Scene::new();
+    let mut names = Vec::new();
+    for [forward, reverse] in all_words() {
+        let name = scene.file(words(&forward));
+        for same in [reverse, format!(" {forward}, {forward},")] {
+            assert_eq!(scene.file(words(&same)), name, "{same:?}");
+        }
+        names.push(name);
+    }
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 127);
+    assert!(scene.start(words("compute,utility")).searched);
+    assert!(!scene.start(words("utility , compute,utility")).searched);
+}
+
+/// A user who requests all sets that there are can neither fill the directory nor displace the set of most images.
+#[test]
+fn sixteen_sets_are_stored() {
+    let scene = Scene::new();
+    assert!(scene.start(usual()).searched);
+    let mut last = Vec::new();
+    for [forward, reverse] in all_words() {
+        for value in [forward, reverse] {
+            scene.start(words(&value));
+            assert!(!scene.start(words(&value)).searched, "{value}");
+            // The times of tmpfs have the resolution of the kernel's tick.
+            std::thread::sleep(Duration::from_millis(5));
+            let file = scene.file(words(&value));
+            last.retain(|name| *name != file);
+            last.push(file);
+        }
+        assert!(scene.names().len() <= MAX_SETS);
+        assert!(!scene.start(usual()).searched);
+    }
+    last.retain(|name| *name != scene.file(usual()));
+    let mut newest = last.split_off(last.len() - (MAX_SETS - 1));
+    newest.push(scene.file(usual()));
+    newest.sort();
+    assert_eq!(scene.names(), newest);
+}
+
+/// Each driver root has its own file, which counts as well.
+#[test]
+fn roots_have_files_of_their_own() {
+    let (mut scene, other) = (Scene::new(), Scene::new());
+    scene.start(usual());
+    let first = scene.file(usual());
+    scene.config = other.config.clone();
+    assert_ne!(scene.file(usual()), first);
+    assert!(scene.start(usual()).searched);
+    assert_eq!(scene.names().len(), 2);
+}
+
+#[test]
+fn only_files_of_this_cache_are_removed() {
+    let scene = Scene::new();
+    let earlier = ["located", "located-0123456789abcdef"];
+    let others = [
+        "containers",
+        "inventory-0123456789abcdef",
+        "located-",
+        "located-0123456789abcde",
+        "located-42-0123456789abcdef-1",
+        "located-no",
+        "located.lock",
+        "relocated",
+        "version-podman",
+    ];
+    for name in earlier.iter().chain(&others) {
+        scene.run_dir().replace(name, b"text").unwrap();
+    }
+    for [forward, _] in all_words().into_iter().take(20) {
+        scene.start(words(&forward));
+    }
+    let mut names = scene.names();
+    assert_eq!(names.len(), MAX_SETS + others.len());
+    names.retain(|name| others.contains(&name.as_str()));
+    assert_eq!(names, others);
+}
+
+/// A start that finds the stored result examines no other file, so it costs the same whatever others have stored.
+#[test]
+fn a_start_that_reads_changes_nothing() {
+    let scene = Scene::new();
+    scene.start(usual());
+    scene.run_dir().replace("located", b"text").unwrap();
+    let before = scene.names();
+    assert!(!scene.start(usual()).searched);
+    assert_eq!(scene.names(), before);
 }
 
 #[test]
@@ -151,8 +294,10 @@ fn another_search_has_another_result() {
         assert!(!scene.start(usual()).searched);
     }
     let roots = Roots::open(&scene.config).unwrap();
-    let cache = scene.cache(&roots, SystemTime::now());
-    assert!(cache.files("570.87", usual()).is_none());
+    let cache = scene.cache(&roots, SystemTime::now(), usual());
+    assert!(cache.is_for(VERSION, usual()));
+    assert!(!cache.is_for("570.87", usual()));
+    assert!(!cache.is_for(VERSION, words("utility")));
 }
 
 #[test]
@@ -179,18 +324,75 @@ fn an_error_is_not_stored() {
 }
 
 #[test]
-fn a_damaged_file_is_not_used() {
+fn a_damaged_or_foreign_file_is_not_used() {
     let scene = Scene::new();
-    scene.start(usual());
-    let roots = Roots::open(&scene.config).unwrap();
-    let name = scene.cache(&roots, SystemTime::now()).name;
-    let dir = scene.run_dir();
-    let mut bytes = dir.read(&name, MAX_SIZE).unwrap().unwrap();
-    let last = bytes.len() - 20;
-    bytes[last] ^= 1;
-    dir.replace(&name, &bytes).unwrap();
-    assert!(scene.start(usual()).searched);
-    assert!(!scene.start(usual()).searched);
+    let expected = scene.start(usual());
+    scene.start(words("utility"));
+    let (name, dir) = (scene.file(usual()), scene.run_dir());
+    let bytes = dir.read(&name, MAX_SIZE).unwrap().unwrap();
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() - 20] ^= 1;
+    let text = String::from_utf8(bytes.clone()).unwrap();
+    let of_another_set = dir.read(&scene.file(words("utility")), MAX_SIZE);
+    for (what, bytes) in [
+        ("damaged", damaged),
+        ("cut off", bytes[..bytes.len() / 2].to_vec()),
+        ("empty", Vec::new()),
+        ("too large", vec![b' '; 2 << 20]),
+        (
+            "the format of an earlier build",
+            text.replacen("located 2", "located 1", 1).into(),
+        ),
+        (
+            "another kind",
+            text.replacen("located 2", "inventory 6", 1).into(),
+        ),
+        ("another set", of_another_set.unwrap().unwrap()),
+    ] {
+        dir.replace(&name, &bytes).unwrap();
+        assert_eq!(scene.start(usual()), expected, "{what}");
+        assert!(!scene.start(usual()).searched, "{what}");
+    }
+    type Foreign = fn(&Path);
+    let foreign: [(&str, Foreign); 4] = [
+        ("a link", |path| symlink("/etc/passwd", path).unwrap()),
+        ("a hard link", |path| {
+            let other = path.with_file_name("other");
+            fs::write(&other, "text").unwrap();
+            fs::hard_link(other, path).unwrap();
+        }),
+        ("a file that others can write", |path| {
+            fs::write(path, "text").unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
+        }),
+        ("a directory", |path| fs::create_dir(path).unwrap()),
+    ];
+    for (what, make) in foreign {
+        dir.remove(&name).unwrap();
+        make(&scene.run.path().join("oci-nvidia-hook").join(&name));
+        assert_eq!(scene.start(usual()), expected, "{what}");
+        let again = scene.start(usual());
+        assert_eq!(again.files, expected.files, "{what}");
+        assert_eq!(again.searched, what == "a directory", "{what}");
+    }
+}
+
+/// A start without a run-time directory, and one whose directory cannot be written.
+#[test]
+fn without_a_directory_each_start_searches() {
+    let scene = Scene::new();
+    let expected = scene.start(usual());
+    scene.run_dir().remove(&scene.file(usual())).unwrap();
+    // The directory is removed while it is open.
+    let (roots, dir) = (Roots::open(&scene.config).unwrap(), scene.run_dir());
+    fs::remove_dir(scene.run.path().join("oci-nvidia-hook")).unwrap();
+    let later = SystemTime::now() + Duration::from_secs(3);
+    let cache =
+        LocatedCache::open_in(Some(dir), later, &roots, &scene.config, VERSION, usual()).unwrap();
+    assert_eq!(cache.management_library(), None);
+    let (files, findings) = expected.files.unwrap();
+    cache.store(&roots, &expected.library.unwrap(), (&files, &findings));
+    assert!(cache.write(b"").is_err());
 }
 
 /// What can happen to a name on a host.
@@ -244,7 +446,7 @@ impl Change {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// After any change, a start finds what a search finds.
+    /// After any change, a start finds what a search finds, for each set of capabilities.
     #[test]
     fn a_stored_result_is_what_a_search_finds(
         changes in prop::collection::vec(
@@ -263,15 +465,20 @@ proptest! {
         )
     ) {
         let scene = Scene::new();
-        scene.start(usual());
+        let sets = ["compute,utility", "all"].map(words);
+        for set in sets {
+            scene.start(set);
+        }
         for (change, name) in changes {
             std::thread::sleep(TICK);
             change.apply(scene.host.path(), name);
-            let (found, expected) = (scene.start(usual()), scene.search(usual()));
-            prop_assert_eq!(&found.files, &expected.files);
-            prop_assert_eq!(&found.library, &expected.library);
-            let again = scene.start(usual());
-            prop_assert_eq!(&again.files, &expected.files);
+            for set in sets {
+                let (found, expected) = (scene.start(set), scene.search(set));
+                prop_assert_eq!(&found.files, &expected.files);
+                prop_assert_eq!(&found.library, &expected.library);
+                let again = scene.start(set);
+                prop_assert_eq!(&again.files, &expected.files);
+            }
         }
     }
 }

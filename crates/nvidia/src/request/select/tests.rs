@@ -1,5 +1,5 @@
 use super::*;
-use crate::capability::Capabilities;
+use crate::capability::{Capabilities, Capability};
 use crate::config::Limits;
 use crate::device_id;
 use crate::feature::{Feature, Features};
@@ -25,7 +25,7 @@ fn request(devices: &str) -> GpuRequest {
     GpuRequest {
         devices: device_id::parse(devices).unwrap(),
         asked_by: "NVIDIA_VISIBLE_DEVICES".into(),
-        capabilities: Capabilities::default_set(),
+        capabilities: Capabilities::new(&[Capability::Compute, Capability::Utility]),
         requirements: Vec::new(),
         mig_config: None,
         mig_monitor: None,
