@@ -325,7 +325,7 @@ fn an_upgrade_removes_the_package_for_podman() {
     let [drop_in, hooks, data] = old_packages::LEFT;
     let script = format!(
         "echo 'APT::Get::Assume-Yes \"true\"; APT::Install-Recommends \"false\"; APT::Sandbox::User \"root\";' >/etc/apt/apt.conf.d/99test\n\
-         known() {{ dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}}\\n' 'oci-nvidia-*' 2>/dev/null || true; }}\n\
+         known() {{ dpkg-query -W -f '${{db:Status-Status}} ${{Package}}\\n' 'oci-nvidia-*' 2>/dev/null || true; }}\n\
          exist() {{ for path in {drop_in} {hooks} {data}; do test ! -e /$path || echo /$path; done; }}\n\
          others() {{ files | grep -v ^var/lib/apt/ || true; }}\n\
          others >/mnt/before\n\
@@ -342,7 +342,7 @@ fn an_upgrade_removes_the_package_for_podman() {
         old_packages::PODMAN,
     );
     let once = format!(
-        "/{drop_in}\n/{hooks}\n/{data}\nii  {MAIN}\nrc  {}\n",
+        "/{drop_in}\n/{hooks}\n/{data}\ninstalled {MAIN}\nconfig-files {}\n",
         old_packages::PODMAN
     );
     assert_eq!(
@@ -366,7 +366,7 @@ fn a_running_container_keeps_its_gpus() {
          cp '{}/containers.conf' /etc/containers/containers.conf.d/10-test.conf\n\
          cp '{}' /usr/share/containers/oci/hooks.d\n\
          unset CONTAINERS_CONF\n\
-         podman() {{ {} \"$@\"; }}\n\
+         podman() {{ command {} \"$@\"; }}\n\
          trap 'podman rm -f -t 0 web >/dev/null' EXIT\n\
          gpus() {{ podman exec web nvidia-smi -L; oci-nvidia-hook why web | grep -o '^at [a-z-]*\\|^the container got what it requested\\|^ended'; }}\n\
          podman run -d --name web --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null\n\

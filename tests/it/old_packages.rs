@@ -49,6 +49,7 @@ pub fn debs(dir: &Path) -> [PathBuf; 2] {
 exec /usr/lib/oci-nvidia-hook/hook "$@"
 END
         chmod 755 main/usr/bin/oci-nvidia-hook
+        install -D -m 644 -t main/usr/share/containers/oci/hooks.d "$3"
         cp "$files"/postinst "$files"/prerm "$files"/postrm podman/DEBIAN
         chmod 755 podman/DEBIAN/p*
         install -D -m 644 -t podman/usr/share/containers/oci/hooks.podman.d "$files/oci-nvidia-hook-precreate.json"
@@ -58,6 +59,9 @@ END
     );
     let mut build = Command::new("sh");
     build.args(["-euc", &script, "sh"]).arg(dir);
-    run(build.arg(source("tests/fixtures/podman-package"))).ok();
+    build
+        .arg(source("tests/fixtures/podman-package"))
+        .arg(source("hooks.d/oci-nvidia-hook.json"));
+    run(&mut build).ok();
     ["main.deb", "podman.deb"].map(|name| dir.join(name))
 }
