@@ -15,7 +15,7 @@ use cdi_spec::registry::{self, Found, SpecFile};
 use findings::catalog;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::Config;
-use nvidia_host::host::{Host, node_limits};
+use nvidia_host::host::{Driver, Host, Source, node_limits};
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::node_limits::NodeLimits;
 use plugin_api::processes;
@@ -175,7 +175,7 @@ fn stamp(config: &Config) -> (Option<Stamp>, Option<Inventory>) {
     };
     let mut inventory = None;
     if stamp.mig.is_some() {
-        match Host::inspect_afresh(config) {
+        match Driver::find(config).and_then(|driver| driver.host(Source::Nvml)) {
             Ok(host) => {
                 stamp.complete(&host.inventory);
                 inventory = Some(host.inventory);

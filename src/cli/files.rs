@@ -24,7 +24,7 @@ use nvidia_host::driver::locate::{locate, unknown, unknown_finding};
 use nvidia_host::driver::wsl;
 use nvidia_host::edits::facts::DeviceFacts;
 use nvidia_host::edits::{Wanted, decide};
-use nvidia_host::host::{Host, Roots};
+use nvidia_host::host::{Driver, Roots, Source};
 use nvidia_host::inventory::caps::{MigCap, parse_line};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::select::Device;
@@ -175,7 +175,7 @@ fn items(parts: &Parts, config: &Config, call: &mut Call) -> Result<(Vec<Item>, 
 }
 
 fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<Item>> {
-    let host = Host::inspect_afresh(config)?;
+    let host = Driver::find(config)?.host(Source::Nvml)?;
     let request = chosen.request(config.supported_driver_capabilities, &[], config)?;
     let (devices, mut findings) = select::decide(&request, &host.inventory, config)?;
     let wanted = request.wanted()?;

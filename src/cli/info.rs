@@ -11,7 +11,7 @@ use base::report::{Finding, one_line};
 use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::driver::DriverKind;
-use nvidia_host::host::Host;
+use nvidia_host::host::{Driver, Source};
 use nvidia_host::inventory::report::Report;
 use nvidia_host::inventory::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use nvidia_host::mps::{self, Entry};
@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> 
 /// # Errors
 /// If the driver is missing or does not answer.
 pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<String> {
-    let inventory = Host::inspect_afresh(config)?.inventory;
+    let inventory = Driver::find(config)?.host(Source::Nvml)?.inventory;
     let mps = Entry::of(&mps::of_host(config));
     Ok(match form {
         Form::Table(terminal) => {

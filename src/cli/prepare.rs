@@ -10,7 +10,7 @@ use base::report::failure;
 use findings::catalog;
 use nvidia_host::config;
 use nvidia_host::device_id::imex_channel;
-use nvidia_host::host::Host;
+use nvidia_host::host::{Driver, Source};
 use nvidia_host::prepare::host::{AT_BOOT, Prepared, may_prepare, prepare_host};
 
 use super::{args, output, selection};
@@ -55,7 +55,8 @@ fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepare
     // A host without GPUs, or without a driver, must boot without an error.
     if prepared.is_loaded && prepared.failed.is_empty() {
         // This caches the inventory, so that the first container need not wait for NVML.
-        prepared.failed.extend(Host::inspect_afresh(&config).err());
+        let inspected = Driver::find(&config).and_then(|driver| driver.host(Source::Nvml));
+        prepared.failed.extend(inspected.err());
     }
     Ok(prepared)
 }

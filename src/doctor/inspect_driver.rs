@@ -19,7 +19,7 @@ use nvidia_host::driver::libraries::Search;
 use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
 use nvidia_host::driver::platform::Platform;
 use nvidia_host::driver::{DriverKind, ipc, lacking, locate, pci, wsl};
-use nvidia_host::host::{self, Examined, Roots};
+use nvidia_host::host::{self, DriverParts, Roots};
 use nvidia_host::inventory::cap_files;
 use nvidia_host::inventory::caps::MIG_MINORS;
 use nvidia_host::inventory::identity::{self, RunAs};
@@ -46,40 +46,40 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         }
     };
     facts.roots = Some(roots.clone());
-    let examined = Examined::below(roots, config);
-    add_installation(&mut facts, &examined, host, config);
+    let parts = DriverParts::below(roots, config);
+    add_installation(&mut facts, &parts, host, config);
     // Like a start, doctor asks NVML also if /proc/driver/nvidia is hidden, as in a sandbox.
-    let is_hidden = examined.lacks_module();
-    let is_broken_wsl = examined.roots.kind == DriverKind::Wsl && facts.diagnosis.is_some();
-    if is_broken_wsl || is_hidden && !add_hidden_driver(&mut facts, &examined, config) {
+    let is_hidden = parts.lacks_module();
+    let is_broken_wsl = parts.roots.kind == DriverKind::Wsl && facts.diagnosis.is_some();
+    if is_broken_wsl || is_hidden && !add_hidden_driver(&mut facts, &parts, config) {
         NO_MODULE.clone_into(&mut facts.not_asked);
         return facts;
     }
-    let search = examined.search(config);
+    let search = parts.search(config);
     (facts.lacking, facts.not_installed) = lacking(&search);
     facts.unknown = locate::unknown_finding(&locate::unknown(&search));
-    add_nodes(&mut facts, &examined.roots, host);
+    add_nodes(&mut facts, &parts.roots, host);
     let who = identity::from_config(config);
-    add_identity(&mut facts, &examined, &who);
+    add_identity(&mut facts, &parts, &who);
     if facts.nvml.is_some() {
         return facts;
     }
-    match question(&examined, who, config) {
-        Ok(question) => facts.nvml = Some(ask(&examined, question, config)),
+    match question(&parts, who, config) {
+        Ok(question) => facts.nvml = Some(ask(&parts, question, config)),
         Err(why) => facts.not_asked = why,
     }
     facts
 }
 
 /// Adds NVML's answer and its driver version if NVML answers although the kernel module has no files in /proc. Returns whether it does.
-fn add_hidden_driver(facts: &mut DriverFacts, examined: &Examined, config: &Config) -> bool {
-    if examined.library.is_none() || Platform::of_host(&examined.roots.driver, None).is_some() {
+fn add_hidden_driver(facts: &mut DriverFacts, parts: &DriverParts, config: &Config) -> bool {
+    if parts.library.is_none() || Platform::of_host(&parts.roots.driver, None).is_some() {
         return false;
     }
-    let Ok(question) = question(examined, identity::from_config(config), config) else {
+    let Ok(question) = question(parts, identity::from_config(config), config) else {
         return false;
     };
-    let nvml = ask(examined, question, config);
+    let nvml = ask(parts, question, config);
     let Ok(inventory) = &nvml.answer else {
         return false;
     };
@@ -111,8 +111,8 @@ fn of_host(host: &Tree) -> DriverFacts {
 }
 
 /// Adds what is installed and loaded, and why the driver as a whole does not work.
-fn add_installation(facts: &mut DriverFacts, examined: &Examined, host: &Tree, config: &Config) {
-    let root = &examined.roots.driver;
+fn add_installation(facts: &mut DriverFacts, parts: &DriverParts, host: &Tree, config: &Config) {
+    let root = &parts.roots.driver;
     let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
@@ -123,12 +123,12 @@ fn add_installation(facts: &mut DriverFacts, examined: &Examined, host: &Tree, c
             is_replaced,
         });
     }
-    facts.module = examined.module.clone();
-    if examined.roots.kind == DriverKind::Wsl {
+    facts.module = parts.module.clone();
+    if parts.roots.kind == DriverKind::Wsl {
         facts.wsl = Some(wsl::identity(root).unwrap_or_default());
     }
-    facts.on_disk = versions(&examined.search(config));
-    let fault = examined.fault(config, Some(host));
+    facts.on_disk = versions(&parts.search(config));
+    let fault = parts.fault(config, Some(host));
     facts.diagnosis = fault.map(|error| Finding::error(&error));
 }
 
@@ -174,9 +174,9 @@ fn add_nodes(facts: &mut DriverFacts, roots: &Roots, host: &Tree) {
 }
 
 /// Adds the user that asks NVML. It is also shown if the library is missing.
-fn add_identity(facts: &mut DriverFacts, examined: &Examined, who: &anyhow::Result<RunAs>) {
-    let place = examined.place();
-    let (root, library) = place.unwrap_or_else(|| (examined.roots.dev.path(), "/".into()));
+fn add_identity(facts: &mut DriverFacts, parts: &DriverParts, who: &anyhow::Result<RunAs>) {
+    let place = parts.place();
+    let (root, library) = place.unwrap_or_else(|| (parts.roots.dev.path(), "/".into()));
     let chosen = match who {
         Ok(who) => identity::choose(*who, &root, &library).map_err(|error| Finding::error(&error)),
         Err(error) => Err(Finding::error(error)),
@@ -185,9 +185,9 @@ fn add_identity(facts: &mut DriverFacts, examined: &Examined, who: &anyhow::Resu
     facts.identity = chosen.transpose();
 }
 
-fn ask(examined: &Examined, question: NvmlQuery, config: &Config) -> Nvml {
+fn ask(parts: &DriverParts, question: NvmlQuery, config: &Config) -> Nvml {
     let start = Instant::now();
-    let answer = examined.ask_for_inventory(&question, config);
+    let answer = parts.ask_for_inventory(&question, config);
     Nvml {
         question,
         answer: answer.map_err(|error| Finding::error(&error)),
@@ -210,13 +210,13 @@ fn node(dev: &Tree, name: &str, minor: u32) -> HostNode {
 
 /// Returns the question for NVML, or why NVML is not asked.
 fn question(
-    examined: &Examined,
+    parts: &DriverParts,
     who: anyhow::Result<RunAs>,
     config: &Config,
 ) -> Result<NvmlQuery, String> {
-    let Some((root, library)) = examined.place() else {
+    let Some((root, library)) = parts.place() else {
         // An update can leave a library of another version.
-        let version = examined.module.as_deref().unwrap_or_default();
+        let version = parts.module.as_deref().unwrap_or_default();
         return Err(format!("libnvidia-ml of driver {version} is missing"));
     };
     let who = who.map_err(|_| "the user in config.toml is unknown")?;
@@ -228,7 +228,7 @@ fn question(
         library,
         who,
         deadline: config.nvml_timeout,
-        kind: examined.roots.kind,
+        kind: parts.roots.kind,
     })
 }
 

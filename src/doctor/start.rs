@@ -11,7 +11,7 @@ use base::tree::Tree;
 use nvidia_host::capability::DRIVER_CAPABILITIES;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VISIBLE_DEVICES;
-use nvidia_host::host::Host;
+use nvidia_host::host::{Driver, DriverParts, Host, Source};
 use nvidia_host::prepare::host::Foreseen;
 use nvidia_host::request::{self, Container, Decision, GpuRequest};
 
@@ -46,7 +46,8 @@ pub(super) fn inspect(
         let decided = if is_root && is_this_host {
             decide_like_a_start(config, &mut start)
         } else if let (Some(roots), Some(inventory)) = (&driver.roots, driver.inventory()) {
-            Host::below(roots.clone(), config, inventory.clone())
+            Driver::of_parts(DriverParts::below(roots.clone(), config), config)
+                .and_then(|driver| driver.host(Source::Given(inventory.clone())))
                 .and_then(|host| decide(config, &host, &mut start))
         } else {
             continue;

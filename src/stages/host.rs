@@ -10,7 +10,7 @@ use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::nodes::{CAPS, DeviceNode};
 use nvidia_host::edits::Wanted;
-use nvidia_host::host::{Host, Roots};
+use nvidia_host::host::{Driver, Host, Roots, Source};
 use nvidia_host::prepare::host::{Foreseen, Prepared, foresee, may_prepare, prepare_host};
 use nvidia_host::timeouts;
 
@@ -174,12 +174,13 @@ fn inspect(request: &GpuRequest, config: &Config, call: &Call) -> Result<Host> {
 
 /// Inspects the host, without NVML if the request does not depend on it. Calls `slow` before NVML.
 fn inspect_for(request: &GpuRequest, config: &Config, slow: &dyn Fn()) -> Result<Host> {
+    let driver = Driver::find_cached(config, request.capabilities)?;
     if !request.needs_nvml()
-        && let Some(host) = Host::without_nvml(config, request.capabilities)?
+        && let Some(inventory) = driver.known()
     {
-        return Ok(host);
+        return driver.host(Source::Given(inventory));
     }
-    Host::inspect_for(config, request.capabilities, slow)
+    driver.host(Source::Cache(slow))
 }
 
 /// Reports whether nodes or links of the driver are missing, as they can be after boot. systemd finds devices by the links in

@@ -31,7 +31,7 @@ use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::parse_decimal;
 use nvidia_host::feature::{Feature, Features};
-use nvidia_host::host::Host;
+use nvidia_host::host::{Driver, Source};
 use nvidia_host::inventory::{Gpu, Inventory};
 use plugin_api::kinds;
 use rustix::fs::{Access, FlockOperation, Mode, OFlags, flock};
@@ -568,7 +568,7 @@ impl VendorSpecs {
     }
 
     fn make(&self, inventory: Inventory) -> Result<Spec> {
-        let host = Host::with_inventory(&self.config, inventory)?;
+        let host = Driver::find(&self.config)?.host(Source::Given(inventory))?;
         // NVML's indices are not known before it has answered.
         let naming = Naming {
             index: matches!(self.devices, Devices::Known(_)),

@@ -37,7 +37,7 @@
 //!
 //! The types are `Send` and `Sync`, and every call blocks. [`host::Host::inspect`] forks a child that calls NVML, which is only
 //! permitted in a program with one thread. A program with threads starts a process of its own that calls NVML
-//! ([`host::WatchedDriver::start_session`]), and passes the answer to [`host::Host::with_inventory`].
+//! ([`host::WatchedDriver::start_session`]), and passes the answer to [`host::Driver::host`].
 //!
 //! # Modules
 //!

@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::driver::files::DriverFiles;
 use crate::edits::{Edits, build};
 use crate::feature::{Feature, Features};
-use crate::host::{Host, Roots, extra_devices};
+use crate::host::{Driver, Roots, Source, extra_devices};
 
 /// The class of IMEX channels.
 pub const IMEX_CLASS: &str = "imex-channel";
@@ -147,7 +147,7 @@ impl SpecWriter<'_> {
     pub fn make_class(&mut self, class: &str) -> Result<Spec> {
         let Some(taken) = self.stamp() else {
             // This fails too, with an error that names the cause.
-            Host::inspect_afresh(self.config)?;
+            Driver::find(self.config)?.host(Source::Nvml)?;
             return Err(empty(
                 "this host has no GPU".to_owned(),
                 "run \"oci-nvidia-hook doctor\"".to_owned(),

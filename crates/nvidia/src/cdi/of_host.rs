@@ -18,7 +18,7 @@ use super::lower::SpecContext;
 use super::stamp::{Stamp, Taken};
 use crate::config::Config;
 use crate::edits::{Edits, Wanted, decide};
-use crate::host::{Host, Located, Roots};
+use crate::host::{Driver, Host, Roots, Source, SpecFiles};
 use crate::inventory::Inventory;
 use crate::inventory::select::{mig_left_out, permitted_devices, permitted_failed};
 
@@ -81,7 +81,7 @@ impl<'a> SpecWriter<'a> {
     /// Takes the stamp of this host, see [`Stamp::of_host`].
     pub(super) fn stamp(&mut self) -> Option<Taken> {
         let taken = Taken::of_host(self.config, self.settings)?;
-        self.roots = Some(taken.examined.roots.clone());
+        self.roots = Some(taken.parts.roots.clone());
         Some(taken)
     }
 
@@ -101,10 +101,10 @@ impl<'a> SpecWriter<'a> {
     /// If the driver is missing or does not answer, or lacks a file that all containers require.
     pub fn make(&mut self) -> Result<Spec> {
         let Some(taken) = self.stamp() else {
-            let host = Host::inspect_afresh(self.config)?;
+            let host = Driver::find(self.config)?.host(Source::Nvml)?;
             return self.make_with(None, None, &host);
         };
-        let host = Host::inspect_examined(self.config, taken.examined)?;
+        let host = Driver::of_parts(taken.parts, self.config)?.host(Source::Nvml)?;
         self.make_with(Some(taken.stamp), taken.located, &host)
     }
 
@@ -123,7 +123,7 @@ impl<'a> SpecWriter<'a> {
     pub(super) fn make_with(
         &mut self,
         stamp: Option<Stamp>,
-        located: Option<Located>,
+        located: Option<SpecFiles>,
         host: &Host,
     ) -> Result<Spec> {
         let config = self.config;

@@ -13,7 +13,7 @@ use super::compare::{HostView, Parts, differences};
 use super::generate::sources;
 use super::of_host::{GPU_CLASS, SpecWriter};
 use super::stamp::{Stamp, Taken};
-use crate::host::{Host, Roots};
+use crate::host::{Driver, Roots, Source};
 
 /// How often the spec is created again if the host changes in the meantime.
 const TRIES: u32 = 3;
@@ -76,16 +76,16 @@ impl SpecWriter<'_> {
     fn make_unless_current(&mut self, old: Option<&OldSpec>, taken: Taken) -> Result<Option<Spec>> {
         let Taken {
             mut stamp,
-            examined,
+            parts,
             located,
         } = taken;
-        let roots = examined.roots.clone();
+        let roots = parts.roots.clone();
         let is_current = |stamp: &Stamp| old.is_some_and(|old| old.is_current(stamp, &roots));
         // Only NVML shows the UUIDs of MIG devices.
         if stamp.mig.is_none() && is_current(&stamp) {
             return Ok(None);
         }
-        let host = Host::inspect_examined(self.config, examined)?;
+        let host = Driver::of_parts(parts, self.config)?.host(Source::Nvml)?;
         stamp.complete(&host.inventory);
         if stamp.mig.is_some() && is_current(&stamp) {
             return Ok(None);

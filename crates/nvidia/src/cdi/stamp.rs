@@ -20,7 +20,7 @@ use crate::driver::files::DriverFiles;
 use crate::driver::ipc;
 use crate::driver::locate::locate;
 use crate::driver::{DriverKind, wsl};
-use crate::host::{Examined, HostState, Located, Roots};
+use crate::host::{DriverParts, HostState, Roots, SpecFiles};
 use crate::inventory::Inventory;
 use crate::mps;
 
@@ -147,25 +147,25 @@ impl Stamp {
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) stamp: Stamp,
-    pub(super) examined: Examined,
+    pub(super) parts: DriverParts,
     /// The files for a spec, of which the stamp contains a hash; `None` if one that all containers require is missing
-    pub(super) located: Option<Located>,
+    pub(super) located: Option<SpecFiles>,
 }
 
 impl Taken {
     /// Takes the stamp of this host, see [`Stamp::of_host`].
     pub(super) fn of_host(config: &Config, settings: &impl Debug) -> Option<Self> {
-        let examined = Examined::below(Roots::open(config).ok()?, config);
-        let roots = &examined.roots;
+        let parts = DriverParts::below(Roots::open(config).ok()?, config);
+        let roots = &parts.roots;
         // A spec depends on all nodes, not only on the nodes of this state, and not on their inodes.
-        let mut state = HostState::of_kernel(&roots.proc, examined.module.clone());
+        let mut state = HostState::of_kernel(&roots.proc, parts.module.clone());
         let boot = state.boot.take().unwrap_or_default();
         let driver = match roots.kind {
             DriverKind::Linux if state.gpus.is_empty() => return None,
             DriverKind::Linux => state.module.take()?,
             DriverKind::Wsl => wsl::identity(&roots.driver)?,
         };
-        let (files, located) = files(&examined, config, &driver);
+        let (files, located) = files(&parts, config, &driver);
         let settings = (config, settings);
         let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
         let is_nvml_needed = !roots.kind.is_listed_by_kernel() || !state.instances.is_empty();
@@ -179,7 +179,7 @@ impl Taken {
         };
         Some(Self {
             stamp,
-            examined,
+            parts,
             located,
         })
     }
@@ -194,12 +194,12 @@ fn hash(value: &impl Debug) -> u64 {
 
 /// Returns the driver's files, as a spec contains them, and their hash. They are searched for as for a container, because files can
 /// be added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
-fn files(examined: &Examined, config: &Config, version: &str) -> (u64, Option<Located>) {
-    let Examined {
+fn files(parts: &DriverParts, config: &Config, version: &str) -> (u64, Option<SpecFiles>) {
+    let DriverParts {
         roots,
         linker_cache,
         ..
-    } = examined;
+    } = parts;
     let found = locate(
         &roots.search(linker_cache, version, config),
         config.supported_driver_capabilities,
@@ -208,7 +208,7 @@ fn files(examined: &Examined, config: &Config, version: &str) -> (u64, Option<Lo
     match found {
         Ok((files, mut findings)) => {
             findings.extend(roots.findings());
-            let located = Located {
+            let located = SpecFiles {
                 version: version.to_owned(),
                 files,
                 findings,

@@ -25,7 +25,7 @@ use crate::mps;
 
 /// The driver's files for the capabilities that config.toml supports.
 #[derive(Clone, Debug)]
-pub(crate) struct Located {
+pub(crate) struct SpecFiles {
     /// The version of the driver
     pub(crate) version: String,
     pub(crate) files: DriverFiles,
@@ -45,18 +45,18 @@ impl Host {
 
     /// Returns the driver's files for these capabilities, from the cache if it may be used and has them.
     fn driver_files(&self, capabilities: Capabilities) -> Result<(DriverFiles, Vec<Finding>)> {
-        let located = self.located.as_ref();
+        let located = self.parts.located.as_ref();
         let located =
-            located.filter(|(cache, _)| cache.is_for(&self.inventory.driver_version, capabilities));
-        if let Some((cache, _)) = located
+            located.filter(|cache| cache.is_for(&self.inventory.driver_version, capabilities));
+        if let Some(cache) = located
             && let Some(found) = cache.files()
         {
             return Ok(found);
         }
         let (files, findings) =
             locate::locate(&self.search(), capabilities, &self.config.driver_files)?;
-        if let Some((cache, library)) = located {
-            cache.store(&self.roots, library, (&files, &findings));
+        if let (Some(cache), Some(library)) = (located, &self.parts.library) {
+            cache.store(self.roots(), library, (&files, &findings));
         }
         Ok((files, findings))
     }
@@ -64,7 +64,7 @@ impl Host {
     /// Gathers all facts, as [`Self::facts`], for a spec. The files have been located for the stamp, unless that belongs to another driver.
     pub(crate) fn facts_for_spec(
         &self,
-        located: Option<Located>,
+        located: Option<SpecFiles>,
         wanted: &Wanted,
         devices: &[Device<'_>],
     ) -> Result<HostFacts> {
@@ -86,19 +86,19 @@ impl Host {
         files.leave_out(wanted.omit);
         let mps = self.config.mps_directory.as_deref();
         let (mut ipc, refused) =
-            ipc::find(&self.roots.driver, wanted.capabilities, mps, wanted.omit);
+            ipc::find(&self.roots().driver, wanted.capabilities, mps, wanted.omit);
         findings.extend(refused);
         let devices = self.device_facts(wanted, devices);
         for (feature, nodes) in &devices.features {
             if nodes.is_empty() {
                 continue;
             }
-            let parts = extra_devices::parts(&self.roots.driver, *feature);
+            let parts = extra_devices::parts(&self.roots().driver, *feature);
             files.placed.extend(parts.files);
             ipc.extend(parts.directories);
             findings.extend(parts.findings);
         }
-        let (proc, version) = (&self.roots.proc, self.version_file.as_deref());
+        let (proc, version) = (&self.roots().proc, self.parts.version_file.as_deref());
         let proc_files = if devices.has_proc {
             Some(procfs::read_files(proc, Path::new(DRIVER_PROC), version))
         } else {
@@ -120,7 +120,7 @@ impl Host {
             host: self,
             facts: self.known_facts(),
         };
-        match self.roots.kind {
+        match self.roots().kind {
             DriverKind::Linux => {
                 gatherer.nodes(decide::common_node_names(wanted).map(str::to_owned));
             }
@@ -143,7 +143,7 @@ impl Host {
             gatherer.gpu(wanted, device.gpu());
         }
         if wanted.capabilities.has(Capability::Compute) && !devices.is_empty() {
-            gatherer.facts.mps = mps::daemons(&self.roots.driver);
+            gatherer.facts.mps = mps::daemons(&self.roots().driver);
         }
         if wanted.mig_config || wanted.mig_monitor {
             gatherer.management(wanted, devices);
@@ -156,10 +156,11 @@ impl Host {
     /// Returns the facts that are known without reading from the host.
     fn known_facts(&self) -> DeviceFacts {
         DeviceFacts {
-            dev_root: self.roots.dev.path(),
+            dev_root: self.roots().dev.path(),
             has_proc: self.proc_dir.is_some(),
             gpu_dirs: self
-                .kernel_gpus
+                .view
+                .gpus
                 .iter()
                 .map(|gpu| (gpu.bus_id, gpu.dir.clone()))
                 .collect(),
@@ -177,7 +178,7 @@ impl Host {
 
     /// Returns the GPUs that share a node.
     fn wsl_gpus(&self) -> Option<WslGpus> {
-        if !self.roots.kind.has_one_node_for_all() {
+        if !self.roots().kind.has_one_node_for_all() {
             return None;
         }
         let Inventory { gpus, failed, .. } = &self.inventory;
@@ -224,7 +225,7 @@ impl Gatherer<'_> {
     }
 
     fn feature(&mut self, feature: Feature) {
-        let nodes = extra_devices::nodes(&self.host.roots.dev, feature);
+        let nodes = extra_devices::nodes(&self.host.roots().dev, feature);
         let mut names = Vec::new();
         for (name, node) in nodes {
             names.push(name.clone());
@@ -234,7 +235,7 @@ impl Gatherer<'_> {
     }
 
     fn proc_path(&mut self, path: PathBuf) {
-        if let Ok(located) = self.host.roots.proc.locate(&path) {
+        if let Ok(located) = self.host.roots().proc.locate(&path) {
             self.facts.proc_paths.insert(path, located.host);
         }
     }
@@ -250,7 +251,7 @@ impl Gatherer<'_> {
         let is_read = |known: &KernelGpu| known.bus_id == gpu.bus_id && known.minor.is_some();
         if let Some(dir) = &self.host.proc_dir
             && let Ok(below) = path.strip_prefix(DRIVER_PROC)
-            && self.host.kernel_gpus.iter().any(is_read)
+            && self.host.view.gpus.iter().any(is_read)
         {
             let source = HostPath::new(dir.as_path().join(below));
             self.facts.proc_paths.insert(path, source);
@@ -260,14 +261,14 @@ impl Gatherer<'_> {
     }
 
     fn gpu(&mut self, wanted: &Wanted, gpu: &Gpu) {
-        let kind = self.host.roots.kind;
+        let kind = self.host.roots().kind;
         if kind.has_one_node_for_all() {
             return;
         }
         self.nodes([kind.gpu_node(gpu.minor)]);
         self.gpu_dir(gpu);
         if decide::wants_drm(wanted) && !self.facts.drm.contains_key(&gpu.bus_id) {
-            let names = pci::drm_names(&self.host.roots.sys, gpu.bus_id);
+            let names = pci::drm_names(&self.host.roots().sys, gpu.bus_id);
             self.nodes(names.iter().map(|name| format!("dri/{name}")));
             self.facts.drm.insert(gpu.bus_id, names);
         }
@@ -317,6 +318,7 @@ impl Host {
     /// Returns the minor numbers of the capabilities of these devices, which are known if the inventory was confirmed.
     fn mig_minors_of(&self, devices: &[Device<'_>]) -> Option<BTreeMap<MigCap, u32>> {
         let known: BTreeMap<_, _> = self
+            .view
             .caps
             .iter()
             .map(|node| (node.cap, node.minor))
@@ -336,13 +338,16 @@ impl Host {
     /// Returns the driver's table of MIG capabilities.
     #[must_use]
     pub fn mig_minors_text(&self) -> Option<String> {
-        self.roots.proc.read_text(Path::new(caps::MIG_MINORS)).ok()
+        self.roots()
+            .proc
+            .read_text(Path::new(caps::MIG_MINORS))
+            .ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Roots;
+    use super::super::{Driver, DriverParts, Roots, Source};
     use super::*;
     use crate::cdi::stamp::tests as stamp;
     use base::paths::HostPath;
@@ -368,7 +373,8 @@ mod tests {
                 driver_version: "570.86".to_owned(),
                 ..Inventory::default()
             };
-            let host = Host::below(roots, &config, inventory).unwrap();
+            let driver = Driver::of_parts(DriverParts::below(roots, &config), &config).unwrap();
+            let host = driver.host(Source::Given(inventory)).unwrap();
             let facts = host.facts(&Wanted::default(), &[]).unwrap();
             let files = facts
                 .proc_files

@@ -21,7 +21,7 @@ impl Host {
     #[must_use]
     pub fn lacks_nodes(&self, wanted: &Wanted) -> bool {
         // On WSL 2, another kernel module creates the node at boot.
-        if !wanted.gpus || self.roots.kind == DriverKind::Wsl {
+        if !wanted.gpus || self.roots().kind == DriverKind::Wsl {
             return false;
         }
         // NVML does not count a GPU without its node, so the indices of the others are wrong too.
@@ -35,7 +35,7 @@ impl Host {
     }
 
     fn lacks(&self, name: &str) -> bool {
-        let node = NodeState::inspect(&self.roots.dev, name);
+        let node = NodeState::inspect(&self.roots().dev, name);
         matches!(node, NodeState::Missing | NodeState::NotADevice(_))
     }
 
@@ -45,12 +45,12 @@ impl Host {
         let concerned = wanted.mig_config
             || wanted.mig_monitor
             || self.inventory.gpus.iter().any(|gpu| gpu.mig_enabled);
-        let Roots { dev, proc, .. } = &self.roots;
+        let Roots { dev, proc, .. } = self.roots();
         if !concerned || proc.locate(Path::new(MIG_MINORS)).is_err() {
             return false;
         }
-        if !self.caps.is_empty() {
-            return !self.missing_caps.is_empty();
+        if !self.view.caps.is_empty() {
+            return !self.view.missing_caps.is_empty();
         }
         let read = cap_files::existing(proc);
         read.iter().any(|file| file.node().is_missing_below(dev))

@@ -4,13 +4,13 @@
 //! [`Host::facts`] gathers the facts about them, and [`crate::edits::decide`] turns the facts into edits without reading anything.
 //! [`Host::edits`] does the last two steps.
 
-mod examined;
+mod driver;
 pub(crate) mod extra_devices;
 mod gather;
-mod installed;
 mod located;
 mod missing;
 mod mps;
+mod parts;
 mod roots;
 mod state;
 mod watched;
@@ -26,9 +26,10 @@ use base::paths::HostPath;
 use base::report::{Finding, failure};
 use base::tree::Tree;
 
-pub use self::examined::Examined;
-pub(crate) use self::gather::Located;
+pub use self::driver::{Driver, Source};
+pub(crate) use self::gather::SpecFiles;
 pub use self::mps::{MpsPrograms, mode_process};
+pub use self::parts::DriverParts;
 pub use self::roots::Roots;
 pub use self::state::{HostNode, HostState};
 pub use self::watched::WatchedDriver;
@@ -36,21 +37,19 @@ use crate::capability::Capabilities;
 use crate::config::Config;
 use crate::device_id::Nodes;
 use crate::driver::DriverKind;
-use crate::driver::libraries::{LinkerCache, Search};
+use crate::driver::libraries::Search;
 use crate::driver::nodes::{DeviceNode, NodeState};
 use crate::driver::pci::{self, PCI_DEVICES};
 use crate::driver::platform::Platform;
 use crate::driver::wsl;
 use crate::edits::{Edits, Wanted, decide};
 use crate::feature::{Feature, Features};
-use crate::inventory::cap_files::CapNode;
+use crate::inventory::cache::KernelView;
 use crate::inventory::node_limits::NodeLimits;
 use crate::inventory::processes::{self, GpuProcesses};
-use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
+use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::inventory::select::{Device, names_of};
 use crate::inventory::{Inventory, cap_files};
-use installed::Installed;
-use located::LocatedCache;
 
 /// Whether this host has no NVIDIA GPU. A host with a missing or broken driver can have one.
 #[must_use]
@@ -143,12 +142,12 @@ pub struct Versions {
 /// Returns the versions of the driver and of CUDA, without querying NVML.
 #[must_use]
 pub fn versions(config: &Config) -> Versions {
-    let Ok(installed) = Installed::find(config) else {
+    let Ok(driver) = Driver::find(config) else {
         return Versions::default();
     };
     Versions {
-        driver: installed.version(config),
-        cuda: installed.cached(config).map(|cached| cached.cuda_version),
+        driver: driver.version(),
+        cuda: driver.cached().map(|cached| cached.cuda_version),
     }
 }
 
@@ -157,31 +156,19 @@ pub fn versions(config: &Config) -> Versions {
 /// # Errors
 /// If there is no driver, or NVML fails.
 pub fn gpu_processes(config: &Config) -> Result<Vec<GpuProcesses>> {
-    let question = Installed::find(config)?.question(config)?;
+    let question = Driver::find(config)?.question()?;
     processes::ask(&question, Instant::now() + config.nvml_timeout)
 }
 
 /// The driver and the GPUs of this host at one moment.
 #[derive(Debug)]
 pub struct Host {
-    roots: Roots,
-    linker_cache: LinkerCache,
-    /// The cache of located files with the path of libnvidia-ml, if it may be used
-    located: Option<(LocatedCache, HostPath)>,
+    parts: DriverParts,
     config: Config,
     /// /proc/driver/nvidia, if it exists
     proc_dir: Option<HostPath>,
-    /// The content of /proc/driver/nvidia/version
-    version_file: Option<Vec<u8>>,
-    kernel_gpus: Vec<KernelGpu>,
-    /// The nodes of MIG capabilities, if they were examined
-    caps: Vec<CapNode>,
-    /// The nodes among these that are missing
-    missing_caps: Vec<CapNode>,
-    /// Nodes that were examined, by their names below /dev
-    examined: BTreeMap<String, DeviceNode>,
-    /// Nodes as they will be
-    foreseen: BTreeMap<String, DeviceNode>,
+    /// The GPUs of the kernel module and, if NVML or the cache was asked, the nodes that were examined for this
+    view: KernelView,
     /// The driver version and the GPUs, according to NVML and the kernel module
     pub inventory: Inventory,
 }
@@ -195,103 +182,7 @@ impl Host {
     /// If there is no driver, or NVML fails.
     pub fn inspect(config: &Config, slow: &dyn Fn()) -> Result<Self> {
         let capabilities = Capabilities::default_set(config.supported_driver_capabilities);
-        Self::inspect_for(config, capabilities, slow)
-    }
-
-    /// Like [`Self::inspect`], for a container that requests these capabilities: their files are not searched for if the result of an earlier
-    /// search is valid.
-    ///
-    /// # Errors
-    /// If there is no driver, or NVML fails.
-    pub fn inspect_for(
-        config: &Config,
-        capabilities: Capabilities,
-        slow: &dyn Fn(),
-    ) -> Result<Self> {
-        let installed = Installed::find_cached(config, capabilities)?;
-        Self::inspect_installed(config, installed, false, slow)
-    }
-
-    /// Like [`Self::inspect`], but always queries NVML and replaces the cached inventory.
-    ///
-    /// # Errors
-    /// If there is no driver, or NVML fails.
-    pub fn inspect_afresh(config: &Config) -> Result<Self> {
-        Self::inspect_installed(config, Installed::find(config)?, true, &|| ())
-    }
-
-    /// Like [`Self::inspect_afresh`], below roots that the caller examined just now.
-    ///
-    /// # Errors
-    /// If there is no driver, or NVML fails.
-    pub(crate) fn inspect_examined(config: &Config, examined: Examined) -> Result<Self> {
-        Self::inspect_installed(config, Installed::among(examined, config)?, true, &|| ())
-    }
-
-    fn inspect_installed(
-        config: &Config,
-        installed: Installed,
-        afresh: bool,
-        slow: &dyn Fn(),
-    ) -> Result<Self> {
-        let (inventory, view) = installed.inventory(config, afresh, slow)?;
-        Ok(Self {
-            examined: view.nodes,
-            caps: view.caps,
-            missing_caps: view.missing_caps,
-            ..Self::new(config, installed, inventory, view.gpus)?
-        })
-    }
-
-    /// Finds the driver for a request of these capabilities that depends on no GPU. Never queries NVML: the inventory is the cached one, or has only the
-    /// version of the kernel module. Returns `None` if the module is not loaded, because then only NVML knows the version.
-    ///
-    /// # Errors
-    /// If there is no driver.
-    pub fn without_nvml(config: &Config, capabilities: Capabilities) -> Result<Option<Self>> {
-        let installed = Installed::find_cached(config, capabilities)?;
-        let Some(inventory) = installed.known(config) else {
-            return Ok(None);
-        };
-        let kernel_gpus = procfs::read_gpus(&installed.parts.roots.proc);
-        Self::new(config, installed, inventory, kernel_gpus).map(Some)
-    }
-
-    /// Finds the driver, for a caller that already has the inventory. Does not query NVML.
-    ///
-    /// # Errors
-    /// If there is no driver.
-    pub fn with_inventory(config: &Config, inventory: Inventory) -> Result<Self> {
-        Self::below(Roots::open(config)?, config, inventory)
-    }
-
-    /// Like [`Self::with_inventory`], with roots that the caller opened.
-    ///
-    /// # Errors
-    /// If there is no driver.
-    pub fn below(roots: Roots, config: &Config, inventory: Inventory) -> Result<Self> {
-        let installed = Installed::find_below(roots, config)?;
-        let kernel_gpus = procfs::read_gpus(&installed.parts.roots.proc);
-        Self::new(config, installed, inventory, kernel_gpus)
-    }
-
-    fn new(
-        config: &Config,
-        installed: Installed,
-        inventory: Inventory,
-        kernel_gpus: Vec<KernelGpu>,
-    ) -> Result<Self> {
-        if let Some(platform) =
-            Platform::of_models(inventory.gpus.iter().map(|gpu| gpu.model.as_str()))
-        {
-            return Err(platform.error(&installed.parts.roots.driver));
-        }
-        let Installed { parts, library } = installed;
-        let mut host = Self::of_roots(config, parts.roots, inventory, kernel_gpus);
-        host.linker_cache = parts.linker_cache;
-        host.version_file = parts.version_file;
-        host.located = parts.located.map(|cache| (cache, library));
-        Ok(host)
+        Driver::find_cached(config, capabilities)?.host(Source::Cache(slow))
     }
 
     /// Opens the host only for [`Self::device_facts`]. Searches for no driver file, so it is cheap
@@ -300,49 +191,40 @@ impl Host {
     /// # Errors
     /// If the driver root or the directory with device nodes cannot be opened.
     pub fn for_devices(config: &Config, inventory: Inventory) -> Result<Self> {
-        let roots = Roots::open(config)?;
-        let kernel_gpus = procfs::read_gpus(&roots.proc);
-        Ok(Self::of_roots(config, roots, inventory, kernel_gpus))
+        let parts = DriverParts::without_library(Roots::open(config)?, config);
+        let view = KernelView::of_gpus(&parts.roots.proc);
+        Ok(Self::new(config, parts, inventory, view))
     }
 
-    fn of_roots(
-        config: &Config,
-        roots: Roots,
-        inventory: Inventory,
-        kernel_gpus: Vec<KernelGpu>,
-    ) -> Self {
-        let proc_dir = roots.proc.open_dir(Path::new(DRIVER_PROC)).ok();
-        let proc_dir = proc_dir.map(|dir| HostPath::new(roots.proc.on_host(dir.path())));
+    fn new(config: &Config, parts: DriverParts, inventory: Inventory, view: KernelView) -> Self {
+        let proc = &parts.roots.proc;
+        let proc_dir = proc.open_dir(Path::new(DRIVER_PROC)).ok();
         Self {
-            linker_cache: roots.linker_cache(config),
-            located: None,
-            roots,
+            proc_dir: proc_dir.map(|dir| HostPath::new(proc.on_host(dir.path()))),
+            parts,
             config: config.clone(),
-            proc_dir,
-            version_file: None,
-            kernel_gpus,
-            caps: Vec::new(),
-            missing_caps: Vec::new(),
-            examined: BTreeMap::new(),
-            foreseen: BTreeMap::new(),
+            view,
             inventory,
         }
     }
 
     /// Returns this host as it would be with these nodes, by their names below /dev, to foresee a decision.
     #[must_use]
-    pub fn with_nodes(self, foreseen: BTreeMap<String, DeviceNode>) -> Self {
-        Self { foreseen, ..self }
+    pub fn with_nodes(mut self, foreseen: BTreeMap<String, DeviceNode>) -> Self {
+        self.view.nodes.extend(foreseen);
+        self
+    }
+
+    const fn roots(&self) -> &Roots {
+        &self.parts.roots
     }
 
     /// Examines `/dev/NAME`.
     fn node(&self, name: &str) -> NodeState {
-        for known in [&self.foreseen, &self.examined] {
-            if let Some(node) = known.get(name) {
-                return NodeState::Device(node.clone());
-            }
+        match self.view.nodes.get(name) {
+            Some(node) => NodeState::Device(node.clone()),
+            None => NodeState::inspect(&self.roots().dev, name),
         }
-        NodeState::inspect(&self.roots.dev, name)
     }
 
     /// Returns the edits that give these devices to a container, and findings about them. Reads from the host, but changes nothing.
@@ -357,7 +239,7 @@ impl Host {
 
     /// Returns a finding for each path that could not be examined so far, and that containers therefore lack.
     pub fn findings(&self) -> impl Iterator<Item = Finding> {
-        self.roots.findings()
+        self.roots().findings()
     }
 
     /// Returns the UUIDs of the GPUs and MIG devices that these device nodes belong to.
@@ -373,7 +255,8 @@ impl Host {
     /// Returns the names of the directories of all GPUs below `/proc/driver/nvidia/gpus`.
     #[must_use]
     pub fn gpu_dirs(&self) -> Vec<&OsStr> {
-        self.kernel_gpus
+        self.view
+            .gpus
             .iter()
             .map(|gpu| gpu.dir.as_os_str())
             .collect()
@@ -382,13 +265,13 @@ impl Host {
     /// Returns the driver root.
     #[must_use]
     pub const fn driver(&self) -> &Tree {
-        &self.roots.driver
+        &self.roots().driver
     }
 
     /// Returns the kind of the driver.
     #[must_use]
     pub const fn driver_kind(&self) -> DriverKind {
-        self.roots.kind
+        self.roots().kind
     }
 
     /// Returns the path of `/proc/driver/nvidia` on the host, if it exists.
@@ -399,6 +282,11 @@ impl Host {
 
     fn search(&self) -> Search<'_> {
         let version = &self.inventory.driver_version;
-        self.roots.search(&self.linker_cache, version, &self.config)
+        let DriverParts {
+            roots,
+            linker_cache,
+            ..
+        } = &self.parts;
+        roots.search(linker_cache, version, &self.config)
     }
 }

@@ -10,7 +10,7 @@ use base::report::failure;
 use findings::catalog;
 
 use super::Host;
-use super::installed::Installed;
+use super::driver::Driver;
 use crate::capability::{Capabilities, Capability};
 use crate::config::Config;
 use crate::driver::{locate, packages};
@@ -65,7 +65,7 @@ impl Host {
     }
 
     fn missing_program(&self, name: &str) -> anyhow::Error {
-        let root = &self.roots.driver;
+        let root = &self.roots().driver;
         let hint = match packages::distribution_of(root).package_of_mps() {
             Some(command) => format!("install it: {command}"),
             None => "install the package of the driver that contains it".to_owned(),
@@ -100,5 +100,5 @@ fn joined(dirs: &[PathBuf]) -> OsString {
 /// # Errors
 /// If there is no driver, or the process cannot be started.
 pub fn mode_process(config: &Config, target: &ModeTarget) -> Result<ModeProcess> {
-    ModeProcess::start(Installed::find(config)?.question(config)?, target)
+    ModeProcess::start(Driver::find(config)?.question()?, target)
 }

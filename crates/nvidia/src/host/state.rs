@@ -12,7 +12,7 @@ use base::sys::file_id::FileId;
 use base::sys::proc_file;
 use base::tree::Tree;
 
-use super::installed::Installed;
+use super::driver::Driver;
 use super::roots::Roots;
 use crate::config::Config;
 use crate::driver::access::Permissions;
@@ -61,7 +61,7 @@ impl HostState {
     /// Reads the state of the host that the configuration names. Parts that cannot be found are empty.
     #[must_use]
     pub fn of_host(config: &Config) -> Self {
-        if let Ok(Installed { parts, library }) = Installed::find(config) {
+        if let Ok(Driver { parts, library, .. }) = Driver::find(config) {
             return Self::read(&parts.roots, parts.module, Some(&library));
         }
         match Roots::open(config) {

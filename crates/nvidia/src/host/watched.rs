@@ -8,7 +8,7 @@ use rustix::fs::{FileType, Stat};
 use base::report::failure;
 use findings::catalog;
 
-use super::installed::Installed;
+use super::driver::Driver;
 use super::roots::Roots;
 use super::state::{self, HostState};
 use crate::config::Config;
@@ -31,20 +31,20 @@ impl WatchedDriver {
     /// # Errors
     /// If the driver is missing, or is the one of WSL 2.
     pub fn find(config: &Config) -> Result<Self> {
-        let installed = Installed::find(config)?;
-        if installed.parts.roots.kind == DriverKind::Wsl {
+        let driver = Driver::find(config)?;
+        if driver.parts.roots.kind == DriverKind::Wsl {
             return Err(failure(
                 &catalog::PLATFORM,
                 "a program that watches the GPUs of a host does not support WSL 2: a container has all GPUs or none",
                 "give containers the GPUs with the hook or with CDI: oci-nvidia-hook cdi generate",
             ));
         }
-        let mut question = installed.question(config)?;
+        let mut question = driver.question()?;
         if !may_change_user() {
             question.who = RunAs::Unchanged;
         }
         Ok(Self {
-            roots: installed.parts.roots,
+            roots: driver.parts.roots,
             question,
         })
     }

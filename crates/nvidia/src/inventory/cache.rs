@@ -58,11 +58,12 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use base::sys::run_dir::RunDir;
+use base::tree::Tree;
 
 use super::cap_files::{CapNode, Instance};
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::notice::Wait;
-use super::procfs::{KernelGpu, KnownGpu};
+use super::procfs::{self, KernelGpu, KnownGpu};
 use super::stored_error::StoredError;
 use super::{Gpu, Inventory, gather};
 use crate::driver::nodes::DeviceNode;
@@ -78,7 +79,7 @@ const BRIEFLY: u64 = 60;
 const SHORTLY: Duration = Duration::from_secs(1);
 
 /// The current state according to the kernel.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct KernelView {
     /// The version of the loaded module
     pub version: String,
@@ -98,6 +99,16 @@ pub struct KernelView {
     pub state: Option<Fingerprint>,
     /// Seconds since the host was booted; 0 if unknown
     pub uptime: u64,
+}
+
+impl KernelView {
+    /// Reads only which GPUs the module has.
+    pub(crate) fn of_gpus(proc: &Tree) -> Self {
+        Self {
+            gpus: procfs::read_gpus(proc),
+            ..Self::default()
+        }
+    }
 }
 
 /// A function that examines the kernel, except for what is known about these GPUs.

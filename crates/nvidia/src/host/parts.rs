@@ -22,7 +22,7 @@ use crate::inventory::query::{self, NvmlQuery};
 
 /// The parts of a driver that exist below its roots. One or several of them can be missing.
 #[derive(Debug)]
-pub struct Examined {
+pub struct DriverParts {
     /// The directories that contain the parts
     pub roots: Roots,
     /// The linker cache of the driver root
@@ -37,28 +37,28 @@ pub struct Examined {
     pub(super) located: Option<LocatedCache>,
 }
 
-impl Examined {
+impl DriverParts {
     /// Examines the driver below these roots.
     #[must_use]
     pub fn below(roots: Roots, config: &Config) -> Self {
-        let mut examined = Self::without_library(roots, config);
-        examined.library = examined.search_library(config);
-        examined
+        let mut parts = Self::without_library(roots, config);
+        parts.library = parts.search_library(config);
+        parts
     }
 
     /// Like [`Self::below`], but uses the result of an earlier search for these capabilities while it is valid.
     pub(super) fn cached(roots: Roots, config: &Config, capabilities: Capabilities) -> Self {
-        let mut examined = Self::without_library(roots, config);
-        if let Some(module) = &examined.module {
-            examined.located = LocatedCache::open(&examined.roots, config, module, capabilities);
+        let mut parts = Self::without_library(roots, config);
+        if let Some(module) = &parts.module {
+            parts.located = LocatedCache::open(&parts.roots, config, module, capabilities);
         }
-        let located = examined.located.as_ref();
+        let located = parts.located.as_ref();
         let known = located.and_then(LocatedCache::management_library);
-        examined.library = known.or_else(|| examined.search_library(config));
-        examined
+        parts.library = known.or_else(|| parts.search_library(config));
+        parts
     }
 
-    fn without_library(roots: Roots, config: &Config) -> Self {
+    pub(super) fn without_library(roots: Roots, config: &Config) -> Self {
         let version_file = procfs::read_version_file(&roots.proc);
         Self {
             linker_cache: roots.linker_cache(config),

@@ -1,4 +1,4 @@
-//! Finds the installed and loaded driver, and queries NVML for the inventory.
+//! Finds the installed and loaded driver, and takes the inventory of its GPUs.
 
 use std::time::{Instant, SystemTime};
 
@@ -9,9 +9,9 @@ use base::report::failure;
 use base::tree::Tree;
 use findings::catalog;
 
-use super::examined::Examined;
+use super::parts::DriverParts;
 use super::roots::MigNodes;
-use super::{HostState, Roots};
+use super::{Host, HostState, Roots};
 use crate::capability::Capabilities;
 use crate::config::Config;
 use crate::driver::diagnosis;
@@ -22,30 +22,49 @@ use crate::inventory::procfs::{self, KnownGpu};
 use crate::inventory::query::NvmlQuery;
 use crate::inventory::{Inventory, cap_files, identity};
 
-/// A driver whose libnvidia-ml exists.
-pub(super) struct Installed {
-    pub(super) parts: Examined,
+/// A driver whose libnvidia-ml exists, and the configuration that names it.
+#[derive(Debug)]
+pub struct Driver<'a> {
+    pub(super) config: &'a Config,
+    pub(super) parts: DriverParts,
     /// The real path of libnvidia-ml
     pub(super) library: HostPath,
 }
 
-impl Installed {
-    pub(super) fn find(config: &Config) -> Result<Self> {
-        Self::find_below(Roots::open(config)?, config)
+/// Where the inventory of a host comes from.
+#[expect(missing_debug_implementations, reason = "functions have none")]
+pub enum Source<'a> {
+    /// The cache if the kernel confirms it. Otherwise, calls the function and then queries NVML, which can take seconds.
+    Cache(&'a dyn Fn()),
+    /// NVML, whose answer replaces the cached inventory
+    Nvml,
+    /// The caller. NVML is not queried.
+    Given(Inventory),
+}
+
+impl<'a> Driver<'a> {
+    /// Finds the driver.
+    ///
+    /// # Errors
+    /// If there is no driver.
+    pub fn find(config: &'a Config) -> Result<Self> {
+        Self::of_parts(DriverParts::below(Roots::open(config)?, config), config)
     }
 
     /// Like [`Self::find`], but uses the result of an earlier search for these capabilities while it is valid.
-    pub(super) fn find_cached(config: &Config, capabilities: Capabilities) -> Result<Self> {
-        let examined = Examined::cached(Roots::open(config)?, config, capabilities);
-        Self::among(examined, config)
-    }
-
-    pub(super) fn find_below(roots: Roots, config: &Config) -> Result<Self> {
-        Self::among(Examined::below(roots, config), config)
+    ///
+    /// # Errors
+    /// If there is no driver, as in [`Self::find`].
+    pub fn find_cached(config: &'a Config, capabilities: Capabilities) -> Result<Self> {
+        let parts = DriverParts::cached(Roots::open(config)?, config, capabilities);
+        Self::of_parts(parts, config)
     }
 
     /// Checks that the driver is complete.
-    pub(super) fn among(parts: Examined, config: &Config) -> Result<Self> {
+    ///
+    /// # Errors
+    /// If a part is missing that each driver has.
+    pub fn of_parts(parts: DriverParts, config: &'a Config) -> Result<Self> {
         let root = &parts.roots.driver;
         let Some(library) = parts.library.clone() else {
             let fault = parts.fault(config, None);
@@ -56,19 +75,36 @@ impl Installed {
         {
             return Err(platform.error(root));
         }
-        Ok(Self { parts, library })
+        Ok(Self {
+            config,
+            parts,
+            library,
+        })
+    }
+
+    /// Takes the inventory from this source. The program must have only one thread unless the source is [`Source::Given`], because a child
+    /// is forked.
+    ///
+    /// # Errors
+    /// If NVML fails, or the GPUs are of a platform that is not supported.
+    pub fn host(self, source: Source<'_>) -> Result<Host> {
+        let (inventory, view) = match source {
+            Source::Cache(slow) => self.inventory(false, slow)?,
+            Source::Nvml => self.inventory(true, &|| ())?,
+            Source::Given(inventory) => (inventory, KernelView::of_gpus(&self.parts.roots.proc)),
+        };
+        let models = inventory.gpus.iter().map(|gpu| gpu.model.as_str());
+        if let Some(platform) = Platform::of_models(models) {
+            return Err(platform.error(&self.parts.roots.driver));
+        }
+        Ok(Host::new(self.config, self.parts, inventory, view))
     }
 
     /// Returns the inventory, completed with the GPUs that only the kernel module lists. It is from the cache if the kernel confirms that
     /// and it need not be taken `afresh`.
-    pub(super) fn inventory(
-        &self,
-        config: &Config,
-        afresh: bool,
-        slow: &dyn Fn(),
-    ) -> Result<(Inventory, KernelView)> {
-        let question = self.question(config)?;
-        let ask = |end| self.parts.ask(&question, config, end);
+    fn inventory(&self, afresh: bool, slow: &dyn Fn()) -> Result<(Inventory, KernelView)> {
+        let question = self.question()?;
+        let ask = |end| self.parts.ask(&question, self.config, end);
         let view = |known: &[KnownGpu]| self.kernel_view(known);
         let (mut inventory, view) = match self.cache(&question) {
             Some(cache) if afresh => cache.renew(&view, &ask)?,
@@ -76,7 +112,7 @@ impl Installed {
             None => {
                 slow();
                 (
-                    ask(Instant::now() + config.nvml_timeout)?.inventory,
+                    ask(Instant::now() + self.config.nvml_timeout)?.inventory,
                     view(&[]),
                 )
             }
@@ -90,7 +126,7 @@ impl Installed {
         Ok((inventory, view))
     }
 
-    pub(super) fn question(&self, config: &Config) -> Result<NvmlQuery> {
+    pub(super) fn question(&self) -> Result<NvmlQuery> {
         let Roots {
             driver, dev, kind, ..
         } = &self.parts.roots;
@@ -98,8 +134,8 @@ impl Installed {
         Ok(NvmlQuery {
             root,
             library,
-            who: identity::from_config(config)?,
-            deadline: config.nvml_timeout,
+            who: identity::from_config(self.config)?,
+            deadline: self.config.nvml_timeout,
             kind: *kind,
         })
     }
@@ -111,17 +147,18 @@ impl Installed {
     }
 
     /// Returns the cached inventory if the kernel confirms it. Creates nothing, and never queries NVML.
-    pub(super) fn cached(&self, config: &Config) -> Option<Inventory> {
+    pub(super) fn cached(&self) -> Option<Inventory> {
         self.parts.module.as_ref()?;
-        let cache = self.question(config).ok()?.existing_cache()?;
+        let cache = self.question().ok()?.existing_cache()?;
         cache.confirmed(&self.kernel_view(&[]))
     }
 
     /// Returns what is known about the driver without NVML: the cached inventory, or one without GPUs. `None` if no kernel module of
     /// NVIDIA is loaded.
-    pub(super) fn known(&self, config: &Config) -> Option<Inventory> {
+    #[must_use]
+    pub fn known(&self) -> Option<Inventory> {
         let version = self.parts.module.clone()?;
-        Some(self.cached(config).unwrap_or_else(|| Inventory {
+        Some(self.cached().unwrap_or_else(|| Inventory {
             driver_version: version,
             driver_kind: self.parts.roots.kind,
             ..Inventory::default()
@@ -129,10 +166,10 @@ impl Installed {
     }
 
     /// Returns the version of the kernel module or, if none is loaded, of the libraries.
-    pub(super) fn version(&self, config: &Config) -> Option<String> {
+    pub(super) fn version(&self) -> Option<String> {
         match &self.parts.module {
             Some(version) => Some(version.clone()),
-            None => diagnosis::version_of_libraries(&self.parts.search(config)),
+            None => diagnosis::version_of_libraries(&self.parts.search(self.config)),
         }
     }
 
