@@ -21,6 +21,8 @@ use nvidia_host::driver::ipc::{self, Ipc};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::driver::libraries::{Library, LinkerCache};
 use nvidia_host::driver::locate::{locate, unknown, unknown_finding};
+use nvidia_host::driver::node_name::NodeName;
+use nvidia_host::driver::nodes::{CAPS, imex_channel};
 use nvidia_host::driver::wsl;
 use nvidia_host::edits::facts::DeviceFacts;
 use nvidia_host::edits::{Wanted, decide};
@@ -192,7 +194,7 @@ fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<I
         call.finding(finding);
     }
     for channel in &wanted.imex_channels {
-        let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
+        let path = Path::new("/dev").join(imex_channel(*channel));
         items.push(item(path.clone(), &path, ItemKind::ImexChannel));
     }
     // Fails if the node of a capability is missing.
@@ -226,10 +228,11 @@ fn items_of_gpus(
         }
         for node in edits.nodes {
             let (path, source) = (node.path.absolute(), node.source.as_path());
-            let dir = path.parent().and_then(Path::file_name);
-            match dir.unwrap_or_default().to_str() {
-                Some("nvidia-caps") => parts.push(item(path, source, ItemKind::MigCapability)),
-                Some("dri") => drm.push(item(path, source, ItemKind::DrmDevice)),
+            match NodeName::of_path(&path) {
+                Some(NodeName::Cap(_)) => parts.push(item(path, source, ItemKind::MigCapability)),
+                _ if path.starts_with("/dev/dri") => {
+                    drm.push(item(path, source, ItemKind::DrmDevice));
+                }
                 // MIG devices of one GPU share its node.
                 _ if gpus.iter().any(|item: &Item| item.path == path) => {}
                 _ => gpus.push(item(path, source, ItemKind::Device)),
@@ -277,7 +280,7 @@ fn mig_management(
     for gpu in gpus {
         paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
         if minors.is_some() {
-            paths.push("/dev/nvidia-caps".into());
+            paths.push(CAPS.into());
             paths.extend(
                 table
                     .iter()
@@ -293,7 +296,7 @@ fn mig_management(
 }
 
 fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
-    PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+    NodeName::Cap(*minor).path()
 }
 
 /// Returns the driver files, and the driver libraries that are not in the catalog. The version is the loaded kernel module's

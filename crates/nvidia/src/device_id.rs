@@ -10,6 +10,7 @@ use cdi_spec::name::is_nvidia;
 use findings::catalog;
 
 use crate::bus_id::BusId;
+use crate::driver::node_name::NodeName;
 
 /// The variable that names GPUs in an image or on a command line.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -27,13 +28,11 @@ impl Nodes {
     /// Returns the paths of the nodes on a host.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        let gpus = self.gpus.iter().map(|minor| format!("/dev/nvidia{minor}"));
-        gpus.chain(
-            self.caps
-                .iter()
-                .map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")),
-        )
-        .collect()
+        let gpus = self.gpus.iter().map(|minor| NodeName::Gpu(*minor));
+        let caps = self.caps.iter().map(|minor| NodeName::Cap(*minor));
+        gpus.chain(caps)
+            .map(|node| format!("/dev/{node}"))
+            .collect()
     }
 }
 

@@ -27,7 +27,7 @@ use nvidia_host::driver::file_table::LIBRARY_DIRS;
 use nvidia_host::driver::is_version;
 use nvidia_host::driver::ldcache::{self, Arch, Cache};
 use nvidia_host::driver::locate;
-use nvidia_host::driver::node_name::NodeName;
+use nvidia_host::driver::node_name::{CONTROL, NodeName};
 use nvidia_host::driver::nodes::{CAPS, CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::driver::wsl;
 use nvidia_host::host::Roots;
@@ -379,7 +379,7 @@ fn version_of(name: &str) -> Option<String> {
 
 /// Returns the nodes that every container with GPUs needs, and the existing nodes of GPUs.
 fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Vec<ContainerNode> {
-    let control = ("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR)));
+    let control = (CONTROL.to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR)));
     let mut all = match known.dxg {
         Some(number) => vec![(wsl::NODE.to_owned(), Some(number))],
         None => {
@@ -396,10 +396,10 @@ fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Ve
         }
     }
     for name in names(root, Path::new(CAPS), reporter) {
-        let name = format!("nvidia-caps/{name}");
-        if let Some(NodeName::Cap(minor)) = NodeName::parse(&name) {
+        let node = NodeName::of_path(&Path::new(CAPS).join(name));
+        if let Some(node @ NodeName::Cap(minor)) = node {
             let major = known.majors.get("nvidia-caps");
-            all.push((name, major.map(|major| (*major, minor))));
+            all.push((node.to_string(), major.map(|major| (*major, minor))));
         }
     }
     let mut nodes = Vec::new();

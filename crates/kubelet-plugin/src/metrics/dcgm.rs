@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::{Reading, float};
@@ -196,7 +197,7 @@ fn labels(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Labe
         ("gpu", gpu.index.to_string()),
         ("UUID", gpu.uuid.clone()),
         ("pci_bus_id", gpu.bus_id.to_string().to_ascii_uppercase()),
-        ("device", format!("nvidia{}", gpu.minor)),
+        ("device", NodeName::Gpu(gpu.minor).to_string()),
         ("modelName", gpu.model.clone()),
     ];
     if let Some(mig) = gpu.mig_devices.iter().find(|mig| mig.uuid == device.uuid) {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::report::Finding;
 use findings::catalog;
 use nvidia_host::config::Limits;
+use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::inventory::limits::{is_like, permit};
 use nvidia_host::inventory::{Gpu, MigDevice};
 
@@ -98,10 +99,11 @@ fn has_gke_ids(settings: &Plugin) -> bool {
 /// Returns the id of GKE's plugin, which is made from the name of the device node and the GPU instance: `nvidia0/gi1`. Several compute
 /// instances of one GPU instance, which GKE does not create, have their numbers too.
 fn gke_id(gpu: &Gpu, part: Option<&MigDevice>) -> String {
+    let node = NodeName::Gpu(gpu.minor);
     let Some(mig) = part else {
-        return format!("nvidia{}", gpu.minor);
+        return node.to_string();
     };
-    let instance = format!("nvidia{}/gi{}", gpu.minor, mig.gpu_instance);
+    let instance = format!("{node}/gi{}", mig.gpu_instance);
     let is_same = |other: &&MigDevice| other.gpu_instance == mig.gpu_instance;
     if gpu.mig_devices.iter().filter(is_same).count() <= 1 {
         return instance;

@@ -19,6 +19,7 @@ use crate::driver::access::Permissions;
 use crate::driver::files::DriverFiles;
 use crate::driver::ipc;
 use crate::driver::locate::locate;
+use crate::driver::nodes::CAPS;
 use crate::driver::{DriverKind, wsl};
 use crate::host::{DriverParts, HostState, Roots, SpecFiles};
 use crate::inventory::Inventory;
@@ -248,7 +249,7 @@ type NodeIdentity = Option<((u32, u32), Permissions)>;
 /// Returns numbers and permissions of all nodes of the driver and of its display devices.
 fn nodes(dev: &Tree) -> Vec<(PathBuf, NodeIdentity)> {
     let mut nodes = Vec::new();
-    for dir in ["/dev", "/dev/dri", "/dev/nvidia-caps"].map(Path::new) {
+    for dir in ["/dev", "/dev/dri", CAPS].map(Path::new) {
         let is_one = |name: &str| {
             dir != Path::new("/dev") || name.starts_with("nvidia") || name == wsl::NODE
         };

@@ -1,5 +1,7 @@
 //! The kinds of driver that are supported, and what differs between them.
 
+use super::node_name::{CONTROL, NodeName};
+
 /// The kind of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverKind {
@@ -15,7 +17,7 @@ impl DriverKind {
     #[must_use]
     pub const fn control_node(self) -> &'static str {
         match self {
-            Self::Linux => "nvidiactl",
+            Self::Linux => CONTROL,
             Self::Wsl => "dxg",
         }
     }
@@ -24,7 +26,7 @@ impl DriverKind {
     #[must_use]
     pub fn gpu_node(self, minor: u32) -> String {
         match self {
-            Self::Linux => format!("nvidia{minor}"),
+            Self::Linux => NodeName::Gpu(minor).to_string(),
             Self::Wsl => self.control_node().to_owned(),
         }
     }

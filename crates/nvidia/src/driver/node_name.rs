@@ -11,7 +11,8 @@ use crate::device_id::parse_decimal;
 /// (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
 pub const LAST_GPU: u32 = 247;
 
-const CONTROL: &str = "nvidiactl";
+/// The driver's control node below /dev.
+pub const CONTROL: &str = "nvidiactl";
 const CAP: &str = "nvidia-caps/nvidia-cap";
 
 /// A device node of the driver.

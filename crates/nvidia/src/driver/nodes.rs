@@ -24,6 +24,12 @@ pub const MODESET_MINOR: u32 = 254;
 
 /// The directory of IMEX channels below /dev, and the name of their driver in /proc/devices.
 pub const IMEX_CHANNELS: &str = "nvidia-caps-imex-channels";
+/// Returns the name below /dev of the node of an IMEX channel.
+#[must_use]
+pub fn imex_channel(channel: u32) -> String {
+    format!("{IMEX_CHANNELS}/channel{channel}")
+}
+
 /// The directory of the nodes of MIG capabilities.
 pub const CAPS: &str = "/dev/nvidia-caps";
 

@@ -13,7 +13,8 @@ use super::{DeviceNode, Edits, Wanted, build};
 use crate::capability::Capability::{self, Compute, Display, Graphics, Video};
 use crate::config::Limits;
 use crate::driver::file_table::GBM_DIR;
-use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, PREPARE};
+use crate::driver::node_name::{CONTROL, NodeName};
+use crate::driver::nodes::{CTL_MINOR, MODESET_MINOR, PREPARE, imex_channel};
 use crate::driver::wsl::NODE;
 use crate::feature::{Feature, FeatureRow};
 use crate::inventory::caps::{MIG_MINORS, MigCap};
@@ -63,7 +64,7 @@ static COMMON_NODES: [CommonNode; 3] = [
 
 /// Returns the names below /dev of the nodes that [`common_nodes`] needs.
 pub(crate) fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
-    std::iter::once("nvidiactl").chain(requested_nodes(wanted).map(|node| node.name))
+    std::iter::once(CONTROL).chain(requested_nodes(wanted).map(|node| node.name))
 }
 
 /// Returns the names below /dev of the nodes that are reported if they are missing.
@@ -203,7 +204,7 @@ pub fn common_nodes(
     if facts.wsl.is_some() {
         return Ok(Vec::new());
     }
-    let mut found = vec![facts.required_of_driver("nvidiactl", CTL_MINOR)?];
+    let mut found = vec![facts.required_of_driver(CONTROL, CTL_MINOR)?];
     for CommonNode {
         name,
         minor,
@@ -256,7 +257,7 @@ fn of_gpu(facts: &DeviceFacts, gpu: &Gpu) -> Result<Edits> {
         return Ok(build::device(vec![dxg_node(facts, wsl)?], Vec::new()));
     }
     let node = facts
-        .required_of_driver(&format!("nvidia{}", gpu.minor), gpu.minor)
+        .required_of_driver(&NodeName::Gpu(gpu.minor).to_string(), gpu.minor)
         .with_context(|| cannot_give(&gpu.uuid, gpu))?;
     let mount = facts
         .gpu_dir(gpu.bus_id)
@@ -338,12 +339,6 @@ fn of_mig_device(facts: &DeviceFacts, gpu: &Gpu, mig: &MigDevice) -> Result<Edit
     Ok(edits)
 }
 
-/// Returns the name below /dev of the node with this minor number.
-#[must_use]
-pub(crate) fn cap_node_name(minor: u32) -> String {
-    format!("nvidia-caps/nvidia-cap{minor}")
-}
-
 /// Returns the node of a MIG capability, or `None` if the driver has only the files below /proc.
 fn cap_node(facts: &DeviceFacts, cap: MigCap) -> Result<Option<DeviceNode>> {
     let Some(minors) = &facts.mig_minors else {
@@ -353,7 +348,7 @@ fn cap_node(facts: &DeviceFacts, cap: MigCap) -> Result<Option<DeviceNode>> {
         .get(&cap)
         .with_context(|| format!("{MIG_MINORS:?} does not have {cap:?}"))?;
     facts
-        .required(&cap_node_name(minor), minor, PREPARE)
+        .required(&NodeName::Cap(minor).to_string(), minor, PREPARE)
         .map(Some)
 }
 
@@ -400,7 +395,7 @@ pub(crate) fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> Vec
     for (cap, minor) in facts.mig_minors.iter().flatten() {
         let is_managed = |device: &Device| is_management_of(*cap, device.gpu(), &facts.limits);
         if devices.iter().any(is_managed) {
-            names.push(cap_node_name(*minor));
+            names.push(NodeName::Cap(*minor).to_string());
         }
     }
     names
@@ -458,18 +453,12 @@ pub(crate) fn management_paths(
     caps.into_iter().map(MigCap::proc_path).collect()
 }
 
-/// Returns the name below /dev of the node of an IMEX channel.
-#[must_use]
-pub(crate) fn imex_node_name(channel: u32) -> String {
-    format!("{IMEX_CHANNELS}/channel{channel}")
-}
-
 fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
     let mut nodes = Vec::new();
     for channel in &wanted.imex_channels {
         let fix =
             format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the host");
-        nodes.push(facts.required(&imex_node_name(*channel), *channel, &fix)?);
+        nodes.push(facts.required(&imex_channel(*channel), *channel, &fix)?);
     }
     Ok(nodes)
 }

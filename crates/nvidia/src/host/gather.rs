@@ -11,7 +11,8 @@ use base::report::Finding;
 use super::{Host, extra_devices};
 use crate::capability::{Capabilities, Capability};
 use crate::driver::files::DriverFiles;
-use crate::driver::nodes::NodeState;
+use crate::driver::node_name::NodeName;
+use crate::driver::nodes::{NodeState, imex_channel};
 use crate::driver::pci;
 use crate::driver::{DriverKind, ipc, locate};
 use crate::edits::facts::{DeviceFacts, HostFacts, WslGpus};
@@ -127,7 +128,7 @@ impl Host {
             kind @ DriverKind::Wsl => gatherer.nodes([kind.control_node().to_owned()]),
         }
         for channel in &wanted.imex_channels {
-            gatherer.nodes([decide::imex_node_name(*channel)]);
+            gatherer.nodes([imex_channel(*channel)]);
         }
         for feature in wanted.features.iter() {
             gatherer.feature(feature);
@@ -278,7 +279,7 @@ impl Gatherer<'_> {
         if let Some(minors) = &self.facts.mig_minors
             && let Some(minor) = minors.get(&cap)
         {
-            self.nodes([decide::cap_node_name(*minor)]);
+            self.nodes([NodeName::Cap(*minor).to_string()]);
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Host, Roots};
 use crate::driver::DriverKind;
-use crate::driver::nodes::NodeState;
+use crate::driver::nodes::{NodeState, imex_channel};
 use crate::edits::{Wanted, decide};
 use crate::inventory::cap_files;
 use crate::inventory::caps::MIG_MINORS;
@@ -30,7 +30,7 @@ impl Host {
             || wanted
                 .imex_channels
                 .iter()
-                .any(|channel| self.lacks(&decide::imex_node_name(*channel)))
+                .any(|channel| self.lacks(&imex_channel(*channel)))
             || self.lacks_mig_nodes(wanted)
     }
 

@@ -16,7 +16,7 @@ use super::driver::Driver;
 use super::roots::Roots;
 use crate::config::Config;
 use crate::driver::access::Permissions;
-use crate::driver::node_name::NodeName;
+use crate::driver::node_name::{CONTROL, NodeName};
 use crate::driver::nodes::{CTL_MINOR, DeviceNode, NVIDIA_MAJOR};
 use crate::driver::pci::PCI_DEVICES;
 use crate::inventory::cap_files::{Instance, InstanceNode};
@@ -24,9 +24,6 @@ use crate::inventory::caps::MigCap;
 use crate::inventory::fingerprint::Fingerprint;
 use crate::inventory::procfs::{self, KernelGpu};
 use crate::inventory::{BusId, cap_files};
-
-/// The driver's control node below /dev.
-const CONTROL: &str = "nvidiactl";
 
 /// A device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +173,7 @@ impl HostState {
             let responds = is_on_the_bus(sys, gpu.bus_id);
             let node = gpu
                 .minor
-                .and_then(|minor| self.nodes.get(&node_name(minor)))
+                .and_then(|minor| self.nodes.get(&NodeName::Gpu(minor).to_string()))
                 .map(|node| access(node.permissions));
             is_whole &= responds && node.is_some() && gpu.uuid.is_some();
             let (minor, uuid) = (
@@ -201,10 +198,6 @@ impl HostState {
     }
 }
 
-fn node_name(minor: u32) -> String {
-    format!("nvidia{minor}")
-}
-
 /// Returns the control node and the nodes of the GPUs that NVML can count.
 fn nodes(dev: &Tree, gpus: &[KernelGpu]) -> BTreeMap<String, HostNode> {
     let of_gpus = gpus
@@ -212,7 +205,7 @@ fn nodes(dev: &Tree, gpus: &[KernelGpu]) -> BTreeMap<String, HostNode> {
         .filter(|gpu| !gpu.excluded)
         .filter_map(|gpu| gpu.minor);
     let known = of_gpus
-        .map(|minor| (node_name(minor), minor))
+        .map(|minor| (NodeName::Gpu(minor).to_string(), minor))
         .chain([(CONTROL.to_owned(), CTL_MINOR)]);
     let existing = known.filter_map(|(name, minor)| {
         let stat = examine(dev, &name).filter(|stat| is_node(stat, minor))?;

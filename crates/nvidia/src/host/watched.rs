@@ -13,6 +13,7 @@ use super::roots::Roots;
 use super::state::{self, HostState};
 use crate::config::Config;
 use crate::driver::DriverKind;
+use crate::driver::node_name::NodeName;
 use crate::inventory::Inventory;
 use crate::inventory::identity::RunAs;
 use crate::inventory::query::NvmlQuery;
@@ -72,7 +73,7 @@ impl WatchedDriver {
     /// Whether the device node of the GPU with this minor number exists.
     #[must_use]
     pub fn has_node(&self, minor: u32) -> bool {
-        let stat = state::examine(&self.roots.dev.afresh(), &format!("nvidia{minor}"));
+        let stat = state::examine(&self.roots.dev.afresh(), &NodeName::Gpu(minor).to_string());
         stat.is_some_and(|stat| is_device(&stat))
     }
 

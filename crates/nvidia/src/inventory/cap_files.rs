@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Stat};
 
 use crate::device_id::parse_decimal;
 use crate::driver::access::Permissions;
-use crate::driver::nodes::CAPS;
+use crate::driver::node_name::NodeName;
 use crate::driver::params::{NodePolicy, field, parse_policy};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
@@ -31,19 +31,20 @@ impl CapNode {
     /// Returns the name of the node below /dev.
     #[must_use]
     pub(crate) fn name(self) -> String {
-        format!("nvidia-caps/nvidia-cap{}", self.minor)
+        NodeName::Cap(self.minor).to_string()
     }
 
     /// Whether this root lacks the node.
     #[must_use]
     pub(crate) fn is_missing_below(self, dev: &Tree) -> bool {
-        self.stat_below(dev).is_none() && dev.locate(&Path::new("/dev").join(self.name())).is_err()
+        self.stat_below(dev).is_none() && dev.locate(&NodeName::Cap(self.minor).path()).is_err()
     }
 
     /// Examines the node, without following a link.
     fn stat_below(self, dev: &Tree) -> Option<Stat> {
-        let dir = dev.open_dir(Path::new(CAPS)).ok()?;
-        let stat = dir.stat(&format!("nvidia-cap{}", self.minor))?;
+        let path = NodeName::Cap(self.minor).path();
+        let dir = dev.open_dir(path.parent()?).ok()?;
+        let stat = dir.stat(path.file_name()?.to_str()?)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::CharacterDevice => Some(stat),
             _ => None,

@@ -14,7 +14,7 @@ use base::tree::Tree;
 
 use crate::config::{self, Config};
 use crate::driver::access::Permissions;
-use crate::driver::node_name::NodeName;
+use crate::driver::node_name::{CONTROL, NodeName};
 
 /// The id of `nobody` and its group on all supported distributions. The names are not looked up, because the driver root may lack a user
 /// database.
@@ -80,7 +80,7 @@ fn is_met_by((file, bits): Need, identity: Identity) -> bool {
 /// Returns `/dev/nvidiactl`, then the nodes of the GPUs, or `/dev/dxg` on WSL 2, then the library and its directories.
 fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     let mut needs = Vec::new();
-    let mut names = vec![OsString::from("nvidiactl")];
+    let mut names = vec![OsString::from(CONTROL)];
     for name in root.names(Path::new("/dev")) {
         let node = name.to_str().and_then(NodeName::parse);
         if node.is_some_and(NodeName::is_gpu) {

@@ -14,7 +14,8 @@ use std::path::Path;
 use base::report::failure;
 use findings::catalog;
 
-use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, NVIDIA_MAJOR};
+use crate::driver::node_name::{CONTROL, NodeName};
+use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, NVIDIA_MAJOR, imex_channel};
 use crate::driver::params::{Imex, NodePolicy, parse_imex, parse_policy};
 use crate::driver::pci;
 use crate::host::Roots;
@@ -111,9 +112,13 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<NodeToCreate> {
             policy,
         })
     };
-    add("nvidiactl".to_owned(), (NVIDIA_MAJOR, CTL_MINOR), policy);
+    add(CONTROL.to_owned(), (NVIDIA_MAJOR, CTL_MINOR), policy);
     for minor in &facts.gpu_minors {
-        add(format!("nvidia{minor}"), (NVIDIA_MAJOR, *minor), policy);
+        add(
+            NodeName::Gpu(*minor).to_string(),
+            (NVIDIA_MAJOR, *minor),
+            policy,
+        );
     }
     if facts.loaded.contains(&"nvidia_modeset") {
         add(
@@ -145,11 +150,7 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<NodeToCreate> {
         channels.sort();
         channels.dedup();
         for channel in channels {
-            add(
-                format!("{IMEX_CHANNELS}/channel{channel}"),
-                (*major, channel),
-                policy,
-            );
+            add(imex_channel(channel), (*major, channel), policy);
         }
     }
     nodes
