@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nvidia_host::capability::Capability;
 use rustix::process::{WaitId, WaitIdOptions};
@@ -33,7 +33,7 @@ const NEEDS_DRIVER: &[Need] = &[
 ];
 
 tests! {
-    NEEDS_CARGO => bytes_of_the_program, relocated_bytes, libraries_of_the_program, as_fast_as_true;
+    NEEDS_CARGO => bytes_of_the_program, relocated_bytes, libraries_of_the_program;
     NEEDS_VALGRIND => nothing_asked;
     NEEDS_DRIVER => eight_gpus_warm, one_mig_device_warm, generate_and_refresh, other_sets_of_capabilities, limits_of_a_cdi_container, memory_for_a_large_config_json;
     crate::driver::NEEDS => names_in_the_image;
@@ -44,7 +44,6 @@ tests! {
 pub mod most {
     pub const BYTES: u64 = 3_450_000;
     pub const RELOCATED: u64 = 74_000;
-    pub const TIMES_TRUE: f64 = 1.5;
     pub const NOTHING_ASKED: u64 = 30_000;
     /// For a million bytes of mounts.
     pub const LARGE_CONFIG: u64 = 16_000_000;
@@ -185,41 +184,6 @@ fn relocated_bytes() {
         "bytes of tables with addresses",
         u64::from_str_radix(size, 16).unwrap(),
         most::RELOCATED,
-    );
-}
-
-/// Compares the first deciles of the times, because a busy machine delays the slower starts. The deciles still vary, so the test
-/// needs only one success in a few tries.
-fn as_fast_as_true() {
-    let dir = scratch();
-    let spec = serde_json::json!({"ociVersion": "1.0.2", "process": {"env": ["PATH=/bin"]}, "root": {"path": "/r"}});
-    let state = dir.path().join("state");
-    fs::write(&state, bundle(dir.path(), &spec)).unwrap();
-    let start = |program: &Path| {
-        let mut command = Command::new(program);
-        command
-            .arg("prestart")
-            .env_clear()
-            .stdin(fs::File::open(&state).unwrap());
-        let begin = Instant::now();
-        assert!(command.status().unwrap().success());
-        begin.elapsed()
-    };
-    let ratio = || {
-        let (mut ours, mut theirs): (Vec<_>, Vec<_>) = (0..400)
-            .map(|_| (start(program()), start(Path::new("/bin/true"))))
-            .unzip();
-        ours.sort_unstable();
-        theirs.sort_unstable();
-        ours[40].as_secs_f64() / theirs[40].as_secs_f64()
-    };
-    let ratios: Vec<f64> = (0..5)
-        .map(|_| ratio())
-        .take_while(|ratio| *ratio > most::TIMES_TRUE)
-        .collect();
-    assert!(
-        ratios.len() < 5,
-        "{ratios:.2?} times as long as /bin/true; see docs/performance.md"
     );
 }
 

@@ -61,9 +61,24 @@ fn linting_rustc() -> Option<OsString> {
     std::env::var_os("LINTING_RUSTC")
 }
 
+/// Returns cargo without the variables that it sets for a test. The build script of ring depends on them: cargo would compile ring
+/// again, with all crates that use it, and once more in the next build without them.
+fn fresh_cargo() -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let is_of_package = text.starts_with("CARGO_MANIFEST_") || text.starts_with("CARGO_PKG_");
+        if is_of_package || text == "OUT_DIR" {
+            cargo.env_remove(&name);
+        }
+    }
+    cargo.current_dir(source(""));
+    cargo
+}
+
 fn debug_build(command: &[&str], arguments: &[&str]) {
     let target = Path::new(HOOK).ancestors().nth(2).unwrap();
-    let mut build = Command::new(env!("CARGO"));
+    let mut build = fresh_cargo();
     if let Some(rustc) = linting_rustc() {
         build.env("RUSTC_WORKSPACE_WRAPPER", rustc);
     }
@@ -72,20 +87,16 @@ fn debug_build(command: &[&str], arguments: &[&str]) {
         .args(["--quiet", "--locked", "--target-dir"])
         .arg(target)
         .args(arguments);
-    run(build.current_dir(source(""))).ok();
+    run(&mut build).ok();
 }
 
 fn build(command: &str, program: &str, arguments: &[&str]) -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
+    let mut build = fresh_cargo();
     build
         .args([command, "--quiet", "--locked", "--release", "--target-dir"])
         .arg(source("target"))
         .args(arguments);
-    run(build
-        .current_dir(source(""))
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_TARGET_DIR"))
-    .ok();
+    run(build.env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
     source("target/release").join(program)
 }
 

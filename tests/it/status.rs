@@ -27,7 +27,7 @@ tests! {
     NEEDS_USER => agrees_with_podman_of_a_user;
     &[Need::Root] => of_a_cri_o_that_runs, knows_the_nri_plugin, knows_the_device_plugin;
     &[Need::Root, Need::Build] => all_programs_agree_about_cri_o;
-    &[] => of_the_device_plugin_for_a_user, what_decides_about_colors;
+    &[] => of_the_device_plugin_for_a_user;
     &[Need::Program("script")] => colours_are_for_terminals;
     &[Need::Root, Need::Program("cc"), Need::Program("script")] => a_pipe_gets_the_same_lines;
 }
@@ -646,55 +646,8 @@ fn colours_are_for_terminals() {
     assert!(!on_a_terminal("TERM=dumb").contains('\u{1b}'));
     let piped = run(Command::new(HOOK).arg("status").env("TERM", "xterm"));
     assert!(!piped.stdout.is_empty() && !piped.stdout.contains('\u{1b}'));
-}
-
-/// A pipe gets the same text, with colors only if they are requested.
-fn what_decides_about_colors() {
-    let of = |variables: &[(&str, &str)], arguments: &[&str]| {
-        let mut hook = Command::new(HOOK);
-        hook.env_clear()
-            .envs(variables.iter().copied())
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        run(hook.arg("status").args(arguments)).stdout
-    };
-    let plain = of(&[], &[]);
-    assert!(!plain.contains('\u{1b}'));
-    let colored = of(&[], &["--color", "always"]);
-    assert_eq!(of(&[("CLICOLOR_FORCE", "1")], &[]), colored);
-    assert_eq!(
-        of(&[("NO_COLOR", "1")], &["--color=always"]),
-        colored,
-        "the command line decides"
-    );
-    assert_eq!(
-        colored
-            .replace("\u{1b}[0m", "")
-            .replace("\u{1b}[1m", "")
-            .replace("\u{1b}[31m", "")
-            .replace("\u{1b}[32m", ""),
-        plain
-    );
-    assert!(
-        colored == plain || colored.contains("\u{1b}[3"),
-        "{colored}"
-    );
-    for (variables, arguments) in [
-        (&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")][..], &[][..]),
-        (&[("CLICOLOR_FORCE", "0")], &[]),
-        (&[("CLICOLOR_FORCE", "1")], &["--color=never"]),
-        (&[("TERM", "xterm")], &["--color", "auto"]),
-    ] {
-        assert_eq!(
-            of(variables, arguments),
-            plain,
-            "{variables:?} {arguments:?}"
-        );
-    }
-    let stderr = run(Command::new(HOOK).args(["status", "--color", "pink"])).failed(2);
-    assert!(
-        stderr.contains("\"pink\"") && stderr.contains("hint: "),
-        "{stderr}"
-    );
+    let colored = run(Command::new(HOOK).args(["status", "--color", "always"]));
+    assert!(colored.stdout.contains('\u{1b}'));
 }
 
 /// The terminal wraps long lines: without colors, a pipe gets the same text.

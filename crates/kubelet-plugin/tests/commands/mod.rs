@@ -86,54 +86,12 @@ fn command_lines() {
             "did you mean check? See \"oci-nvidia-kubelet-plugin --help\"",
         ),
         (
-            &["ps"],
-            2,
-            "invalid command line: unknown command \"ps\" (ONH-002)",
-            "run \"oci-nvidia-kubelet-plugin --help\"",
-        ),
-        (
-            &["check", "--jsno"],
-            2,
-            "invalid command line: unknown option \"--jsno\" (ONH-002)",
-            "did you mean --json? See \"oci-nvidia-kubelet-plugin check --help\"",
-        ),
-        (
-            &["check", "--replicas"],
-            2,
-            "invalid command line: \"--replicas\" needs a value (ONH-002)",
-            "run \"oci-nvidia-kubelet-plugin check --help\"",
-        ),
-        (
-            &["clear"],
-            2,
-            "invalid command line: UUID is missing (ONH-002)",
-            "run \"oci-nvidia-kubelet-plugin clear --help\"",
-        ),
-        (
-            &["nri", "word"],
-            2,
-            "invalid command line: unexpected argument \"word\" (ONH-002)",
-            "run \"oci-nvidia-kubelet-plugin nri --help\"",
-        ),
-        (
-            &["check", "--color", "blue"],
-            2,
-            "invalid command line: invalid value \"blue\" for \"--color\": must be one of auto, always, never (ONH-002)",
-            "run \"oci-nvidia-kubelet-plugin check --help\"",
-        ),
-        (
-            &["help", "frobnicate"],
-            2,
-            "invalid command line: unknown command \"frobnicate\" (ONH-002)",
-            "run \"oci-nvidia-kubelet-plugin --help\"",
-        ),
-        (
             &["check", "--replicas", "x"],
             2,
             "invalid command line: --replicas has an invalid value; it must be ",
             "run \"oci-nvidia-kubelet-plugin run --help\"",
         ),
-        (&["check", "--config-file", &document], 1, "cannot", ""),
+        (&["check", "--config-file", &document], 1, "(ONH-075)", ""),
         (
             &["check", "--config-file", &missing],
             1,
@@ -148,33 +106,14 @@ fn command_lines() {
         ),
     ] {
         let (found, stdout, stderr) = run(arguments);
-        assert_eq!(
-            (found, stdout.as_str()),
-            (Some(code), ""),
-            "{arguments:?}: {stderr}"
-        );
-        let mut lines = stderr.lines();
-        let first = lines.next().unwrap();
+        let is_code = (found, stdout.as_str()) == (Some(code), "");
+        assert!(is_code, "{arguments:?}: {stderr}");
+        let (first, second) = stderr.split_once('\n').unwrap();
         assert!(first.starts_with("oci-nvidia-kubelet-plugin: "), "{stderr}");
-        let is_config = message == "cannot";
-        assert!(
-            is_config || first.contains(message),
-            "{arguments:?}: {stderr}"
-        );
-        let second = lines.next().unwrap_or_default();
-        assert_eq!(
-            (hint.is_empty(), lines.next()),
-            (second.is_empty(), None),
-            "{arguments:?}: {stderr}"
-        );
-        assert!(
-            second.starts_with(&format!("hint: {hint}")) || hint.is_empty(),
-            "{stderr}"
-        );
-        assert!(
-            !stderr.contains("os error") && !stderr.contains('\u{1b}'),
-            "{stderr}"
-        );
+        assert!(first.contains(message), "{arguments:?}: {stderr}");
+        let is_hint = hint.is_empty() || second.starts_with(&format!("hint: {hint}"));
+        assert!(is_hint && second.lines().count() <= 1, "{stderr}");
+        assert!(!stderr.contains("os error"), "{stderr}");
     }
     // Without a command: help and an error.
     let (code, stdout, stderr) = run(&[]);
