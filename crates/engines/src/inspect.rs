@@ -82,23 +82,33 @@ pub fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Ve
         let Some(program) = search_path::find(host, kind.program()) else {
             continue;
         };
-        let files = |version| existing_files(host, &kind, version);
-        let dirs = |files, version| settings_in(host, &kind, version, files).settings.cdi_dirs;
-        let known = files(None);
-        let mut found = dirs(known.clone(), None);
-        let mut version = None;
-        // The directories depend on the version only through the files that it reads. Parsing these takes long.
-        let depends = |milestone: &Version| {
-            let other = files(Some(*milestone));
-            other != known && dirs(other, Some(*milestone)) != found
-        };
-        if kind != EngineKind::Crio && files::MILESTONES.iter().any(depends) {
-            version = versions.ask(host, &program).ok();
-            found = dirs(files(version), version);
+        let mut found = reading(host, &kind, None);
+        if kind != EngineKind::Crio && depends_on_version(host, &kind, &found.dirs) {
+            found = reading(host, &kind, versions.ask(host, &program).ok());
         }
-        readers.push((SpecReader { kind, version }, found));
+        let Reading { version, dirs } = found;
+        readers.push((SpecReader { kind, version }, dirs));
     }
     cdi::group(readers)
+}
+
+/// Where a version of an engine searches for CDI specs.
+struct Reading {
+    version: Option<Version>,
+    dirs: Vec<PathBuf>,
+}
+
+fn reading(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Reading {
+    Reading {
+        version,
+        dirs: configuration(host, kind, version).settings.cdi_dirs,
+    }
+}
+
+/// Reports whether some version of the engine would search other directories than these.
+fn depends_on_version(host: &Tree, kind: &EngineKind, dirs: &[PathBuf]) -> bool {
+    let mut milestones = files::MILESTONES.iter();
+    milestones.any(|milestone| reading(host, kind, Some(*milestone)).dirs != dirs)
 }
 
 /// Returns whether at least one engine is installed, and all are known to read CDI specs of this version.
@@ -135,23 +145,11 @@ struct Configuration {
 }
 
 fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Configuration {
-    settings_in(host, kind, version, existing_files(host, kind, version))
-}
-
-fn existing_files(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Vec<PathBuf> {
-    let mut files = files::list(kind, version, host);
-    files.retain(|file| host.locate(file).is_ok());
-    files
-}
-
-fn settings_in(
-    host: &Tree,
-    kind: &EngineKind,
-    version: Option<Version>,
-    files: Vec<PathBuf>,
-) -> Configuration {
     let mut found = Configuration::default();
-    for file in files {
+    for file in files::list(kind, version, host) {
+        if host.locate(&file).is_err() {
+            continue;
+        }
         match host.read(&file) {
             Ok(bytes) => {
                 let text = String::from_utf8_lossy(&bytes);
