@@ -39,8 +39,8 @@ pub enum Scope {
 }
 
 /// Everything newer than SLE 15 SP1.
-const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2,statmount,\
-                   open_tree_attr";
+const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2,\
+                   landlock_create_ruleset,statmount,open_tree_attr";
 
 /// The kernel that lacks all of them.
 pub const OLDEST: Kernel = Kernel {

@@ -19,8 +19,8 @@ static const struct { const char *name; int number; } CALLS[] = {
 	{"fsmount", SYS_fsmount},	{"close_range", SYS_close_range},
 	{"clone3", SYS_clone3},		{"pidfd_open", SYS_pidfd_open},
 	{"faccessat2", SYS_faccessat2}, {"statx", SYS_statx},
-	{"connect", SYS_connect},	{"statmount", 457},	/* newer than these headers, and the next */
-	{"open_tree_attr", 467},
+	{"connect", SYS_connect},	{"landlock_create_ruleset", 444},	/* newer than some headers, and the next */
+	{"statmount", 457},		{"open_tree_attr", 467},
 };
 enum { COUNT = sizeof CALLS / sizeof *CALLS };
 

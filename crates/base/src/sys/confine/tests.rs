@@ -55,6 +55,21 @@ fn confined_to(
     .unwrap()
 }
 
+/// Returns the version of Landlock that the kernel supports, or 0 if it has none.
+fn version_of_landlock() -> i64 {
+    const CREATE_RULESET_VERSION: u32 = 1;
+    // SAFETY: with this flag landlock_create_ruleset(2) takes NULL and 0, and returns a number.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<u8>(),
+            0_usize,
+            CREATE_RULESET_VERSION,
+        )
+    };
+    version.max(0)
+}
+
 /// Whether this kernel filters system calls.
 fn has_filters() -> bool {
     confined(None, || {
@@ -134,7 +149,7 @@ fn a_confined_child_changes_no_file_and_runs_no_program() {
         std::fs::write(dir.path().join(name), "").unwrap();
     }
     let report = confined(None, || attempts(&file));
-    let expected = match landlock::version() {
+    let expected = match version_of_landlock() {
         // truncate(2) is among what is denied since version 3
         3.. => {
             "open denied, truncate denied, create denied, link denied, mkdir denied, fifo denied, rename denied, \
@@ -154,7 +169,7 @@ fn a_confined_child_signals_no_process_outside() {
     // EPERM with a filter and with version 6 of Landlock, ESRCH in a PID namespace of its own
     let is_root = nix::unistd::geteuid().is_root();
     assert!(
-        result != "Ok(())" || !is_root && landlock::version() < 6 && !has_filters(),
+        result != "Ok(())" || !is_root && version_of_landlock() < 6 && !has_filters(),
         "{result}"
     );
 }
@@ -208,7 +223,7 @@ fn a_confined_child_uses_and_reads_what_it_keeps() {
     ];
     let shown = confined_to(&allowed, true, None, attempts);
     let unlimited = confined_to(&allowed, false, None, attempts);
-    if landlock::version() > 0 {
+    if version_of_landlock() > 0 {
         let denied = "Err(PermissionDenied)";
         assert_eq!(
             shown,
