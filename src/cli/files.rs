@@ -190,9 +190,7 @@ fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<I
         }
         items.extend(items_of_gpus(&facts, &wanted, &devices)?);
     }
-    for finding in &findings {
-        call.finding(finding);
-    }
+    call.findings(&findings);
     for channel in &wanted.imex_channels {
         let path = Path::new("/dev").join(imex_channel(*channel));
         items.push(item(path.clone(), &path, ItemKind::ImexChannel));
@@ -322,9 +320,7 @@ fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Libr
         Capabilities::new(&Capability::ALL),
         &config.driver_files,
     )?;
-    for finding in &findings {
-        call.finding(finding);
-    }
+    call.findings(&findings);
     let unknown = unknown(&search);
     Ok((root.clone(), files, unknown))
 }
@@ -333,9 +329,7 @@ fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Libr
 fn daemons(root: &Tree, omit: Omit, config: &Config, call: &mut Call) -> Vec<Ipc> {
     let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
-    for finding in &refused {
-        call.finding(finding);
-    }
+    call.findings(&refused);
     found
 }
 

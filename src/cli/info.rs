@@ -111,10 +111,7 @@ fn not_usable(failed: &FailedGpu) -> Finding {
 /// If the file is invalid.
 pub(crate) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<Config> {
     let (mut config, findings) = config::read(file)?;
-    let mut call = Call::default();
-    for finding in &findings {
-        call.finding(finding);
-    }
+    Call::default().findings(&findings);
     if let Some(root) = root {
         config.driver_root = HostPath::new(root);
     }

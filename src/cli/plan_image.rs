@@ -3,19 +3,15 @@
 //! The container may run. It can mount a FUSE file system at any path, whose server decides how long a lookup takes, and a process that
 //! waits for the server cannot always be killed. So another process waits, and is abandoned if it gets no answer.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 
 use base::json;
 use base::report::failure;
 use base::sys::child::{self, NoAnswer};
 use findings::catalog;
 use nvidia_host::cdi::entry::RootfsEdits;
-use nvidia_host::edits::placement::RootfsFacts;
 
 use crate::inject::container::OpenContainer;
 use crate::oci::SpecView;
@@ -66,20 +62,13 @@ fn open(spec: &SpecView, pid: i32) -> Option<OpenContainer> {
     OpenContainer::has_files(&spec.rootfs).then_some(open)
 }
 
-/// The answer of the child.
-#[derive(Debug, Serialize, Deserialize)]
-struct Answer {
-    facts: RootfsFacts,
-    compat: BTreeSet<String>,
-}
-
 /// Returns the result of `examine`, which opens files of the container.
 ///
 /// # Errors
 /// If the result does not arrive in time, or the child process cannot be created.
 fn within_deadline(examine: impl FnOnce() -> Option<Image>) -> Result<Option<Image>> {
     let spawned = child::spawn(|pipe| {
-        let answer = serde_json::to_string(&examine().map(Answer::from)).unwrap_or_default();
+        let answer = serde_json::to_string(&examine()).unwrap_or_default();
         child::report(pipe, format!("{answer}\n").as_bytes());
     });
     let line = spawned
@@ -97,32 +86,14 @@ fn within_deadline(examine: impl FnOnce() -> Option<Image>) -> Result<Option<Ima
             "find the file system that does not answer (FUSE, NFS): run \"findmnt\" in the container",
         )
     })?;
-    Ok(json::from_bytes::<Option<Answer>>(&line)?.map(Image::from))
-}
-
-impl From<Image> for Answer {
-    fn from(Image { facts, compat }: Image) -> Self {
-        let names = compat.into_iter().map(OsString::into_string);
-        Self {
-            facts,
-            compat: names.flatten().collect(),
-        }
-    }
-}
-
-impl From<Answer> for Image {
-    fn from(Answer { facts, compat }: Answer) -> Self {
-        Self {
-            facts,
-            compat: compat.into_iter().map(OsString::from).collect(),
-        }
-    }
+    Ok(json::from_bytes(&line)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvidia_host::edits::placement::{Compat32, Loader};
+    use nvidia_host::edits::placement::{Compat32, Loader, RootfsFacts};
+    use std::ffi::OsString;
 
     #[test]
     fn an_answer_arrives_as_it_is() {

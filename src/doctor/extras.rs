@@ -1,7 +1,6 @@
 //! Checks the devices next to the GPUs: GPUDirect Storage, GPUDirect RDMA, GDRCopy and NVSwitches.
 
 use findings::catalog;
-use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::feature::{ENABLED, Feature, FeatureRow};
 
 use super::check::{Check, count};
@@ -46,13 +45,7 @@ fn reason_for_nodes(facts: &Facts, feature: Feature) -> Option<String> {
             .contains(module)
             .then(|| format!("the kernel module {module} is loaded")),
         Feature::Nvswitch => {
-            let switches = facts
-                .driver
-                .pci
-                .iter()
-                .flatten()
-                .filter(|device| PciDevice::is_switch(device))
-                .count();
+            let switches = facts.driver.switches();
             (switches > 0).then(|| format!("this host has {}", count(switches, "NVSwitch device")))
         }
     }

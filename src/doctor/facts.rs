@@ -188,6 +188,12 @@ impl DriverFacts {
     pub fn inventory(&self) -> Option<&Inventory> {
         self.nvml.as_ref()?.answer.as_ref().ok()
     }
+
+    /// Returns the number of NVSwitch devices on the PCI bus.
+    pub fn switches(&self) -> usize {
+        let devices = self.pci.iter().flatten();
+        devices.filter(|device| device.is_switch()).count()
+    }
 }
 
 impl Facts {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use findings::catalog;
 use nvidia_host::config::Limits;
-use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::inventory::caps::MigCap;
 use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
 use nvidia_host::inventory::{Gpu, Inventory};
@@ -176,13 +175,7 @@ pub(super) fn persistence(facts: &Facts) -> Check {
 }
 
 pub(super) fn fabric(facts: &Facts) -> Check {
-    let switches = facts
-        .driver
-        .pci
-        .iter()
-        .flatten()
-        .filter(|device| PciDevice::is_switch(device))
-        .count();
+    let switches = facts.driver.switches();
     if switches == 0 {
         return Check::skipped("this host has no NVSwitch on its PCI bus");
     }

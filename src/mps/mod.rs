@@ -87,9 +87,7 @@ fn prepare(request: &Request, config: Option<&Path>) -> Result<Supervisor> {
         ));
     }
     let (config, findings) = config::read(config)?;
-    for finding in &findings {
-        Call::default().finding(finding);
-    }
+    Call::default().findings(&findings);
     let limits = limits(request, &config);
     let host = Host::inspect(&config, &|| ())?;
     let gpu = gpu(&request.gpu, &host)?.clone();

@@ -17,6 +17,7 @@ use nvidia_host::driver::compat;
 use nvidia_host::edits::Edits;
 use nvidia_host::edits::placement::RootfsFacts;
 use nvidia_host::host::Host;
+use serde::{Deserialize, Serialize};
 
 use super::Container;
 use crate::oci::SpecView;
@@ -37,7 +38,7 @@ pub(crate) struct Gpus {
 }
 
 /// The properties of an image on which the steps depend.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Image {
     pub facts: RootfsFacts,
     /// The names of its CUDA compatibility libraries, if they are newer than the host's

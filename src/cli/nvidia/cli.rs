@@ -316,7 +316,7 @@ impl ContainerCli {
             options.override_config(&mut config);
         }
         stages::open_log(&config, call);
-        findings.iter().for_each(|finding| call.finding(finding));
+        call.findings(&findings);
         Ok(config)
     }
 

@@ -1,6 +1,7 @@
 //! Joins records, running containers and processes into rows. Pure.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -9,15 +10,16 @@ use serde::Serialize;
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::inventory::processes::GpuProcesses;
 use nvidia_host::mps::Entry;
-use records::{Outcome, Pod, RecordedDevice, StoredFinding};
+use records::{Outcome, RecordedDevice, StoredFinding};
 
 use super::super::time;
 use super::facts::{Facts, Other, Recorded};
 
 /// What a container does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum State {
+    #[default]
     Running,
     /// It has ended, or its end was not seen.
     Ended,
@@ -27,14 +29,9 @@ pub(super) enum State {
     Unfinished,
 }
 
-impl State {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Ended => "ended",
-            Self::Failed => "failed",
-            Self::Unfinished => "unfinished",
-        }
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
@@ -53,7 +50,7 @@ pub(super) struct Process {
 }
 
 /// A container.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     pub container: records::ContainerNames,
     pub state: State,
@@ -216,7 +213,7 @@ fn from_other(
         container,
         devices: devices.clone(),
         started: Some(*started),
-        ..unknown(id.clone(), RecordedDevice::default())
+        ..Row::default()
     }
 }
 
@@ -225,16 +222,10 @@ fn unknown(id: String, device: RecordedDevice) -> Row {
     Row {
         container: records::ContainerNames {
             id,
-            name: String::new(),
-            pod: Pod::default(),
             ..Default::default()
         },
-        state: State::Running,
         devices: vec![device],
-        processes: None,
-        started: None,
-        ended: None,
-        finding: None,
+        ..Row::default()
     }
 }
 
@@ -317,7 +308,7 @@ fn outside(gpus: &[GpuProcesses], facts: &Facts) -> usize {
 mod tests {
     use super::*;
     use nvidia_host::inventory::processes::GpuProcess;
-    use records::Record;
+    use records::{Pod, Record};
     use std::collections::BTreeMap;
     use std::path::Path;
 
@@ -366,7 +357,7 @@ mod tests {
     fn rows(table: &Table) -> Vec<String> {
         let of = |row: &Row| {
             let gpus: Vec<_> = row.devices.iter().map(RecordedDevice::short).collect();
-            let (id, state) = (&row.container.id, row.state.name());
+            let (id, state) = (&row.container.id, row.state.to_string());
             format!(
                 "{id} {state} {} {:?} {:?}",
                 gpus.join(","),

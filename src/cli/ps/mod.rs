@@ -46,9 +46,7 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
     // The containers are also listed while config.toml is invalid: then none can start.
     let config = match config::read(config) {
         Ok((config, findings)) => {
-            for finding in &findings {
-                Call::default().finding(finding);
-            }
+            Call::default().findings(&findings);
             Some(config)
         }
         Err(error) => {

@@ -76,7 +76,7 @@ fn all(found: &Table, now: SystemTime) -> Vec<[Cell; 7]> {
         };
         rows.push([
             name,
-            (tone(row.state), row.state.name().to_owned()),
+            (tone(row.state), row.state.to_string()),
             gpus,
             processes,
             memory,

@@ -1,6 +1,7 @@
 //! Determines which libraries of the driver capabilities are not installed, and how to install them.
 
 use base::report::{Finding, Kind};
+use findings::catalog;
 
 use super::file_table;
 use super::kind::DriverKind;
@@ -53,6 +54,16 @@ fn libraries(kind: DriverKind, capability: Capability, present: &[Library]) -> V
         }
     }
     lacking
+}
+
+/// Returns the finding about libraries of these capabilities that are missing. `present` are the libraries that exist.
+pub(super) fn in_container(
+    search: &Search<'_>,
+    capabilities: Capabilities,
+    present: &[Library],
+) -> Option<Finding> {
+    let lacking = of(search.kind, capabilities, present);
+    finding(&catalog::LACKING_LIBRARIES, search, &lacking)
 }
 
 /// Returns the finding about missing libraries, with the commands that install them. `None` if no capability lacks one.

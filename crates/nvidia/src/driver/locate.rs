@@ -87,12 +87,7 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
     if capabilities.are_everything() {
         libraries.extend(search.unknown(&libraries));
     } else {
-        let lacking = lacking::of(search.kind, capabilities, &libraries);
-        findings.extend(lacking::finding(
-            &catalog::LACKING_LIBRARIES,
-            search,
-            &lacking,
-        ));
+        findings.extend(lacking::in_container(search, capabilities, &libraries));
     }
     if capabilities.has(Capability::Ngx) {
         libraries.extend(wine(search, &libraries));

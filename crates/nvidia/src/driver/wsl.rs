@@ -133,12 +133,7 @@ pub(super) fn find(
     if capabilities.are_everything() {
         libraries.extend(unknown(search));
     } else {
-        let lacking = lacking::of(search.kind, capabilities, &libraries);
-        findings.extend(lacking::finding(
-            &catalog::LACKING_LIBRARIES,
-            search,
-            &lacking,
-        ));
+        findings.extend(lacking::in_container(search, capabilities, &libraries));
     }
     let mut dirs = vec![Path::new(LIBRARY_DIR)];
     dirs.extend(stores.iter().map(PathBuf::as_path));

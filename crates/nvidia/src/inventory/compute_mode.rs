@@ -147,12 +147,8 @@ impl ModeProcess {
 }
 
 fn respond(question: &NvmlQuery, identity: Option<Identity>, target: &ModeTarget, pipe: &mut File) {
-    let loaded = query::load_with(CapabilitySet::SYS_ADMIN, question, identity, &[], pipe);
-    let mut write = |line: &ModeLine| {
-        let mut bytes = serde_json::to_vec(line).unwrap_or_default();
-        bytes.push(b'\n');
-        child::report(pipe, &bytes);
-    };
+    let loaded = query::load(CapabilitySet::SYS_ADMIN, question, identity, &[], pipe);
+    let mut write = |line: &ModeLine| query::write_line(pipe, line);
     match &loaded {
         Ok(loaded) => obey(&loaded.library, target, &mut next_order, &mut write),
         Err(refused) => write(&ModeLine::Refused(refused.clone())),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use base::json;
 use base::sys::child::{self, NoAnswer};
-use base::sys::confine::Identity;
+use base::sys::confine::{CapabilitySet, Identity};
 
 use super::identity;
 use super::notice::Wait;
@@ -89,18 +89,14 @@ fn ask_all(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
 }
 
 fn respond(question: &NvmlQuery, identity: Option<Identity>, pipe: &mut File) {
-    let loaded = query::load(question, identity, &[], pipe);
-    let mut write = |line: &ProcessLine| {
-        let mut bytes = serde_json::to_vec(line).unwrap_or_default();
-        bytes.push(b'\n');
-        child::report(pipe, &bytes);
-    };
+    let loaded = query::load(CapabilitySet::empty(), question, identity, &[], pipe);
+    let mut report = |gpu| query::write_line(pipe, &ProcessLine::Gpu(gpu));
     let last = match &loaded {
-        Ok(loaded) => take(&loaded.library, &mut |gpu| write(&ProcessLine::Gpu(gpu)))
+        Ok(loaded) => take(&loaded.library, &mut report)
             .map_or_else(ProcessLine::Nvml, |()| ProcessLine::Done),
         Err(refused) => ProcessLine::Refused(refused.clone()),
     };
-    write(&last);
+    query::write_line(pipe, &last);
 }
 
 /// Reports the processes of each GPU.

@@ -208,13 +208,16 @@ pub(super) fn next_line(
     answer.unwrap_or(Err(NoAnswer::Timeout))
 }
 
+/// Sends a line from the child.
+pub(super) fn write_line(pipe: &mut File, line: &impl Serialize) {
+    let mut bytes = serde_json::to_vec(line).unwrap_or_default();
+    bytes.push(b'\n');
+    child::report(pipe, &bytes);
+}
+
 fn respond(question: &NvmlQuery, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
-    let loaded = load(question, identity, &[], pipe);
-    let mut write = |line: &Line| {
-        let mut bytes = serde_json::to_vec(line).unwrap_or_default();
-        bytes.push(b'\n');
-        child::report(pipe, &bytes);
-    };
+    let loaded = load(CapabilitySet::empty(), question, identity, &[], pipe);
+    let mut write = |line: &Line| write_line(pipe, line);
     let last = match &loaded {
         Ok(loaded) => take_inventory(&loaded.library, question.kind, leave_out, &mut write),
         Err(refused) => Line::Refused(refused.clone()),
@@ -229,19 +232,9 @@ pub(super) struct Loaded {
     _preloaded: Vec<NvmlLibrary>,
 }
 
-/// Drops the privileges of this process, and loads the library, as [`load_with`] does without a capability.
+/// Drops the privileges of this process except these capabilities, and loads the library. `watched` are directories whose `/dev`, `/proc`
+/// and `/sys` the process reads later.
 pub(super) fn load(
-    question: &NvmlQuery,
-    identity: Option<Identity>,
-    watched: &[Tree],
-    pipe: &File,
-) -> Result<Loaded, Unloadable> {
-    load_with(CapabilitySet::empty(), question, identity, watched, pipe)
-}
-
-/// Drops the privileges of this process except these capabilities, and loads the library. `watched` are directories whose `/dev`, `/proc` and `/sys` the process
-/// reads later.
-pub(super) fn load_with(
     capabilities: CapabilitySet,
     question: &NvmlQuery,
     identity: Option<Identity>,

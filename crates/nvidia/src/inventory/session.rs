@@ -4,7 +4,7 @@ use std::fs::File;
 
 use anyhow::{Error, Result};
 
-use base::sys::confine::Identity;
+use base::sys::confine::{CapabilitySet, Identity};
 use base::tree::Tree;
 
 use super::identity;
@@ -29,7 +29,7 @@ impl Session {
     /// If a privilege cannot be dropped, or the library cannot be loaded.
     pub fn start(question: NvmlQuery, watched: &[Tree], pipe: &File) -> Result<Self> {
         let identity = identity::choose(question.who, &question.root, &question.library)?;
-        match query::load(&question, identity, watched, pipe) {
+        match query::load(CapabilitySet::empty(), &question, identity, watched, pipe) {
             Ok(loaded) => Ok(Self {
                 loaded,
                 question,

@@ -23,68 +23,45 @@ impl NvmlLibrary {
     }
 }
 
+/// Implements functions of the library, which cannot be called.
+macro_rules! never_called {
+    ($($name:ident($($type:ty),*) -> $value:ty;)*) => {$(
+        fn $name(&self, $(_: $type),*) -> Result<$value, Failed> {
+            match *self {}
+        }
+    )*};
+}
+
 impl Api for NvmlLibrary {
-    fn init(&self) -> Result<(), Failed> {
-        match *self {}
-    }
-    fn driver_version(&self) -> Result<String, Failed> {
-        match *self {}
-    }
-    fn cuda_driver_version(&self) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn device_count(&self) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn device(&self, _index: u32) -> Result<DeviceHandle, Failed> {
-        match *self {}
-    }
-    fn pci(&self, _device: DeviceHandle) -> Result<(u32, u32, u32), Failed> {
-        match *self {}
-    }
-    fn uuid(&self, _device: DeviceHandle) -> Result<String, Failed> {
-        match *self {}
-    }
-    fn minor(&self, _device: DeviceHandle) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn name(&self, _device: DeviceHandle) -> Result<String, Failed> {
-        match *self {}
-    }
-    fn compute_capability(&self, _device: DeviceHandle) -> Result<(u32, u32), Failed> {
-        match *self {}
-    }
-    fn brand(&self, _device: DeviceHandle) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn mig_mode(&self, _device: DeviceHandle) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn max_mig_device_count(&self, _device: DeviceHandle) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn mig_device(&self, _device: DeviceHandle, _index: u32) -> Result<DeviceHandle, Failed> {
-        match *self {}
-    }
-    fn gpu_instance(&self, _device: DeviceHandle) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn compute_instance(&self, _device: DeviceHandle) -> Result<u32, Failed> {
-        match *self {}
+    never_called! {
+        init() -> ();
+        driver_version() -> String;
+        cuda_driver_version() -> u32;
+        device_count() -> u32;
+        device(u32) -> DeviceHandle;
+        pci(DeviceHandle) -> (u32, u32, u32);
+        uuid(DeviceHandle) -> String;
+        minor(DeviceHandle) -> u32;
+        name(DeviceHandle) -> String;
+        compute_capability(DeviceHandle) -> (u32, u32);
+        brand(DeviceHandle) -> u32;
+        mig_mode(DeviceHandle) -> u32;
+        max_mig_device_count(DeviceHandle) -> u32;
+        mig_device(DeviceHandle, u32) -> DeviceHandle;
+        gpu_instance(DeviceHandle) -> u32;
+        compute_instance(DeviceHandle) -> u32;
     }
 }
 
 impl Processes for NvmlLibrary {
-    fn processes(&self, _device: DeviceHandle, _how: Use) -> Result<Vec<NvmlProcess>, Failed> {
-        match *self {}
+    never_called! {
+        processes(DeviceHandle, Use) -> Vec<NvmlProcess>;
     }
 }
 
 impl ComputeModes for NvmlLibrary {
-    fn compute_mode(&self, _device: DeviceHandle) -> Result<u32, Failed> {
-        match *self {}
-    }
-    fn set_compute_mode(&self, _device: DeviceHandle, _mode: ComputeMode) -> Result<(), Failed> {
-        match *self {}
+    never_called! {
+        compute_mode(DeviceHandle) -> u32;
+        set_compute_mode(DeviceHandle, ComputeMode) -> ();
     }
 }
