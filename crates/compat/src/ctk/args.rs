@@ -75,26 +75,26 @@ pub(super) struct Generate {
     #[arg(long, value_name = "FILE")]
     pub(super) output: Option<PathBuf>,
     /// Format of the spec: yaml or json [default: the format of the file's extension, or yaml]
-    #[arg(long, value_name = "FORMAT", value_enum)]
-    pub(super) format: Option<Format>,
+    #[arg(long, value_name = "FORMAT", value_parser = ["yaml", "json"])]
+    pub(super) format: Option<String>,
     /// auto, nvml or wsl for GPUs, or gds, mofed, gdrcopy, nvswitch or imex
     #[arg(
         long,
         alias = "discovery-mode",
         value_name = "MODE",
-        value_enum,
+        value_parser = MODES,
         default_value = "auto",
         hide_possible_values = true
     )]
-    pub(super) mode: Mode,
+    pub(super) mode: String,
     /// Names of the devices; repeatable [default: index, uuid]
     #[arg(
         long = "device-name-strategy",
         value_name = "STRATEGY",
-        value_enum,
+        value_parser = ["index", "uuid", "type-index"],
         value_delimiter = ','
     )]
-    pub(super) strategies: Vec<Strategy>,
+    pub(super) strategies: Vec<String>,
     /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR")]
     pub(super) driver_root: Option<PathBuf>,
@@ -146,32 +146,19 @@ pub(super) struct Refused {
     pub(super) csv_compat_container_root: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
-    Yaml,
-    Json,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Mode {
-    Auto,
-    Nvml,
-    Csv,
-    Gdrcopy,
-    Gds,
-    Imex,
-    Management,
-    Mofed,
-    Nvswitch,
-    Wsl,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Strategy {
-    Index,
-    Uuid,
-    TypeIndex,
-}
+/// The values of `--mode`.
+const MODES: [&str; 10] = [
+    "auto",
+    "nvml",
+    "csv",
+    "gdrcopy",
+    "gds",
+    "imex",
+    "management",
+    "mofed",
+    "nvswitch",
+    "wsl",
+];
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Transform {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use nvidia_host::cdi::extra_devices::IMEX_CLASS;
 use nvidia_host::feature::Feature;
 
-use super::args::{Format, Generate, Mode, Refused, Strategy};
+use super::args::{Generate, Refused};
 use super::refusal;
 
 /// The feature flag that has a counterpart.
@@ -18,7 +18,7 @@ const JETSON: &str = "lists in CSV files exist only for Jetson";
 /// # Errors
 /// If an option is not supported, with the reason.
 pub(super) fn generate(options: &Generate) -> Result<Vec<OsString>> {
-    let class = class_of(options.mode)?;
+    let class = class_of(&options.mode)?;
     refuse(options)?;
     let mut words: Vec<OsString> = vec!["cdi".into(), "generate".into()];
     let mut add = |option: &str, value: OsString| words.extend([option.into(), value]);
@@ -26,8 +26,7 @@ pub(super) fn generate(options: &Generate) -> Result<Vec<OsString>> {
         add("--root", root.into());
     }
     if !options.strategies.is_empty() {
-        let names: Vec<_> = options.strategies.iter().copied().map(name_of).collect();
-        add("--name-strategy", names.join(",").into());
+        add("--name-strategy", options.strategies.join(",").into());
     }
     if let Some(vendor) = &options.vendor {
         add("--vendor", vendor.into());
@@ -47,13 +46,7 @@ pub(super) fn generate(options: &Generate) -> Result<Vec<OsString>> {
         words.push("--no-additional-gids".into());
     }
     words.push("--output".into());
-    let format = options.format.map(|format| {
-        if format == Format::Json {
-            "json"
-        } else {
-            "yaml"
-        }
-    });
+    let format = options.format.as_deref();
     match &options.output {
         Some(path) if path.as_os_str() != "-" => {
             // NVIDIA's program adds an extension too, because engines read only these files.
@@ -77,32 +70,18 @@ pub(super) fn generate(options: &Generate) -> Result<Vec<OsString>> {
     Ok(words)
 }
 
-const fn name_of(strategy: Strategy) -> &'static str {
-    match strategy {
-        Strategy::Index => "index",
-        Strategy::Uuid => "uuid",
-        Strategy::TypeIndex => "type-index",
-    }
-}
-
 /// Returns the class of the mode's devices; `None` for GPUs.
-fn class_of(mode: Mode) -> Result<Option<&'static str>> {
-    let (name, why) = match mode {
+fn class_of(mode: &str) -> Result<Option<&'static str>> {
+    let why = match mode {
         // The host decides which driver it has.
-        Mode::Auto | Mode::Nvml | Mode::Wsl => return Ok(None),
-        Mode::Gdrcopy => return Ok(Some(Feature::Gdrcopy.row().name)),
-        Mode::Gds => return Ok(Some(Feature::Gds.row().name)),
-        Mode::Imex => return Ok(Some(IMEX_CLASS)),
-        Mode::Mofed => return Ok(Some(Feature::Mofed.row().name)),
-        Mode::Nvswitch => return Ok(Some(Feature::Nvswitch.row().name)),
-        Mode::Csv => ("csv", JETSON),
-        Mode::Management => (
-            "management",
-            "a container with all devices is a privileged one",
-        ),
+        "auto" | "nvml" | "wsl" => return Ok(None),
+        "imex" => return Ok(Some(IMEX_CLASS)),
+        "csv" => JETSON,
+        "management" => "a container with all devices is a privileged one",
+        feature => return Ok(Feature::from_name(feature).map(|feature| feature.row().name)),
     };
     Err(refusal(
-        format!("--mode={name} is not supported: {why}"),
+        format!("--mode={mode} is not supported: {why}"),
         "leave the option out, or give --mode=auto",
     ))
 }
