@@ -416,7 +416,7 @@ fn denied_node(spec: &Spec, name: &str, limits: &NodeLimits) -> Option<String> {
         nodes.push(node_of(node));
     }
     match limits.judge(&nodes::granted(&nodes)?) {
-        Judgment::Denied(minor) => Some(format!("/dev/nvidia{minor}")),
+        Judgment::Denied(minor) => Some(format!("/dev/{}", NodeName::Gpu(minor))),
         Judgment::Permitted | Judgment::Unknown(_) => None,
     }
 }

@@ -39,7 +39,7 @@ pub(in crate::inject) struct Layout {
     /// Which mounts are the container's own, and which are visible elsewhere
     pub mounts: Mounts,
     /// Mounts that a layer does not hide
-    carry: Remounts,
+    remounts: Remounts,
     /// Directories in which the hook may create names
     own_directories: Vec<Rc<OwnedFd>>,
     /// Overlays on read-only directories and on directories of volumes
@@ -68,7 +68,7 @@ impl Layout {
             host_dev,
             label,
             mounts: Mounts::new(mounts::has_own_dev(of_runtime)),
-            carry: Remounts::new(of_runtime, api),
+            remounts: Remounts::new(of_runtime, api),
             own_directories: Vec::new(),
             layers: Vec::new(),
             opened: Vec::new(),
@@ -278,7 +278,7 @@ impl Layout {
             path,
             &below,
             why,
-            &self.carry,
+            &self.remounts,
             label,
             &mut mounts,
         );
@@ -297,7 +297,7 @@ impl Layout {
     /// the hooks (`finalize_mounts`).
     fn becomes_read_only(&self, dir: &OwnedFd) -> Result<bool> {
         let mount = statmount::id(dir)?;
-        for path in self.carry.read_only_paths() {
+        for path in self.remounts.read_only_paths() {
             let path = path.strip_prefix("/").unwrap_or(path);
             let Ok(point) = self.rootfs.open_at(path, OFlags::PATH) else {
                 continue;

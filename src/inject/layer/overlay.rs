@@ -220,7 +220,7 @@ pub(in crate::inject) fn cover(
     path: &Path,
     below: &OwnedFd,
     why: CoverReason,
-    carry: &Remounts,
+    remounts: &Remounts,
     label: Option<&Label>,
     done: &mut Vec<Rc<OwnedFd>>,
 ) -> Result<Rc<OwnedFd>> {
@@ -230,7 +230,7 @@ pub(in crate::inject) fn cover(
     if place == real_path(rootfs.as_fd())? {
         return Err(why.has_others_inside(path).into());
     }
-    let inside = carry.open(rootfs, path, mountinfo::points_below(&table, &place))?;
+    let inside = remounts.open(rootfs, path, mountinfo::points_below(&table, &place))?;
     let inside = inside.ok_or_else(|| why.has_others_inside(path))?;
     let Scratch {
         tmpfs,

@@ -13,6 +13,7 @@ use super::limits::{permit, permit_failed};
 use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::device_id::{DeviceId, Nodes, VisibleDevices};
+use crate::driver::node_name::NodeName;
 use crate::driver::nodes::PREPARE;
 use crate::quotes;
 
@@ -158,7 +159,7 @@ fn name_of_failed(minor: u32, inventory: &Inventory) -> String {
             return bus_id.to_string();
         }
     }
-    format!("/dev/nvidia{minor}")
+    format!("/dev/{}", NodeName::Gpu(minor))
 }
 
 /// Returns every device in NVML's order, each GPU before its MIG devices.
