@@ -29,7 +29,7 @@ use nvidia_host::cdi::generate::{ALL, Naming};
 use nvidia_host::cdi::of_host::{Settings, SpecWriter};
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{Config, Limits};
-use nvidia_host::device_id::parse_decimal;
+use nvidia_host::decimal::parse_decimal;
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::host::{Driver, Source};
 use nvidia_host::inventory::{Gpu, Inventory};

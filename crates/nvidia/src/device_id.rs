@@ -10,6 +10,7 @@ use cdi_spec::name::is_nvidia;
 use findings::catalog;
 
 use crate::bus_id::BusId;
+use crate::decimal::parse_decimal;
 use crate::driver::node_name::NodeName;
 
 /// The variable that names GPUs in an image or on a command line.
@@ -166,15 +167,6 @@ impl DeviceId {
         }
         Self::Unknown(word.to_owned())
     }
-}
-
-/// Parses a number that consists of digits only: `u32::from_str` would accept `+1`.
-#[must_use]
-pub fn parse_decimal(word: &str) -> Option<u32> {
-    if !word.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    word.parse().ok()
 }
 
 /// Parses the number of an IMEX channel.

@@ -43,7 +43,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`capability`], [`device_id`], [`bus_id`], [`require`] | the environment variables of NVIDIA's images |
+//! | [`capability`], [`device_id`], [`bus_id`], [`decimal`], [`require`] | the environment variables of NVIDIA's images |
 //! | [`limit_entry`] | the entries of `[devices]` in config.toml |
 //! | [`config`] | config.toml |
 //! | [`driver`] | the driver's files, sockets and device nodes below the driver root |
@@ -68,6 +68,7 @@ pub mod bus_id;
 pub mod capability;
 pub mod cdi;
 pub mod config;
+pub mod decimal;
 pub mod device_id;
 pub mod driver;
 pub mod edits;

@@ -1,6 +1,7 @@
 //! Parses the entries of the lists in `[devices]` of config.toml.
 
-use crate::device_id::{DeviceId, parse_decimal};
+use crate::decimal::parse_decimal;
+use crate::device_id::DeviceId;
 
 /// A parsed entry.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use anyhow::Result;
 use base::report::failure;
 use findings::catalog;
 
-use crate::device_id::parse_decimal;
+use crate::decimal::parse_decimal;
 use crate::quotes;
 
 /// One variable of the image.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::nodes::CTL_MINOR;
 use super::wsl;
-use crate::device_id::parse_decimal;
+use crate::decimal::parse_decimal;
 
 /// The largest minor number of a GPU. Larger ones are nodes of the driver itself, such as `/dev/nvidiactl`
 /// (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).

@@ -6,7 +6,7 @@ use base::report::Finding;
 use base::tree::Tree;
 
 use super::Roots;
-use crate::device_id::parse_decimal;
+use crate::decimal::parse_decimal;
 use crate::driver::files::{self, PlacedFile};
 use crate::driver::ipc::{self, Ipc};
 use crate::driver::nodes::{DeviceNode, IMEX_CHANNELS, NodeState};

@@ -10,7 +10,7 @@ use base::sys::file_id::FileId;
 use base::tree::Tree;
 use rustix::fs::{FileType, Stat};
 
-use crate::device_id::parse_decimal;
+use crate::decimal::parse_decimal;
 use crate::driver::access::Permissions;
 use crate::driver::node_name::NodeName;
 use crate::driver::params::{NodePolicy, field, parse_policy};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::procfs::DRIVER_PROC;
-use crate::device_id::parse_decimal;
+use crate::decimal::parse_decimal;
 
 /// The path of the table.
 pub const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
