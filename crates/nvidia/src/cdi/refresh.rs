@@ -114,16 +114,17 @@ impl OldSpec {
         if !self.stamp.as_ref().is_some_and(|own| own.is_current(stamp)) {
             return false;
         }
-        for path in sources(&self.spec) {
-            if rustix::fs::lstat(path).is_err() {
-                return false;
-            }
-        }
         let mut parts = Vec::new();
         for device in &self.spec.devices {
             parts.push(Parts::of_spec(&self.spec, &device.container_edits));
         }
         let view = HostView::examine(&parts, roots, None);
+        for path in sources(&self.spec) {
+            let is_examined = view.nodes.contains_key(Path::new(path));
+            if !is_examined && rustix::fs::lstat(path).is_err() {
+                return false;
+            }
+        }
         parts
             .iter()
             .all(|parts| differences(parts, &view).is_empty())
