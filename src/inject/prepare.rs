@@ -1,5 +1,5 @@
 //! Opens and checks the source of each step on the host, and clones it into a detached mount if the kernel supports that. What is left
-//! is a call of [`Applier`](super::apply::Applier).
+//! is a call of `Applier`.
 
 use std::path::Path;
 
@@ -15,7 +15,6 @@ use nvidia_host::edits::placement::Link;
 use nvidia_host::edits::{Channel, DeviceNode, ProcMask};
 use nvidia_host::inventory::procfs::DRIVER_PROC;
 
-use crate::inject::apply::MAX_PARAMS;
 use crate::inject::files::source::Source;
 use crate::inject::files::tmpfs::Directory;
 use crate::plan::process::Process;
@@ -88,6 +87,8 @@ fn open_file(source: &HostPath, api: Api) -> Result<Source> {
     Source::open(source, MountAttrs::DRIVER_FILE, api)
 }
 
+/// Upper limit for the params file in bytes; it has about a dozen lines.
+pub(super) const MAX_PARAMS: usize = 64 << 10;
 /// The limit for files that are copied. The largest description of a driver has 4 KiB.
 const MAX_COPY: usize = 1 << 20;
 

@@ -15,9 +15,7 @@ use nvidia_host::edits::build;
 use super::{Applier, Change};
 use crate::inject::files::directory::{Present, find_present};
 use crate::inject::layer::overlay;
-
-/// Upper limit for the params file in bytes; it has about a dozen lines.
-pub(in crate::inject) const MAX_PARAMS: usize = 64 << 10;
+use crate::inject::prepare::MAX_PARAMS;
 
 impl Applier {
     /// Mounts a copy of /proc/driver/nvidia/params with `ModifyDeviceFiles: 0`. With 1, the driver's libraries create device

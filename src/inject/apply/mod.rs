@@ -8,8 +8,6 @@ mod ld_so_conf;
 mod own_node;
 mod stale;
 
-pub(in crate::inject) use cdi_hook::MAX_PARAMS;
-
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
