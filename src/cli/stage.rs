@@ -70,8 +70,8 @@ impl Stage {
     }
 }
 
-/// Parses a command line that consists of a stage and `--config`, or of [`EDIT_CONFIG`]. Returns `None` for any other command line, including invalid
-/// ones, which clap parses and reports.
+/// Parses a command line that consists of a stage and `--config`, or of [`EDIT_CONFIG`]. Returns `None` for any other command line,
+/// including invalid ones, which clap parses and reports.
 pub fn parse(args: &[OsString]) -> Option<(Stage, Option<&Path>)> {
     if let [word] = args
         && word == EDIT_CONFIG

@@ -302,7 +302,11 @@ fn a_running_container_keeps_its_gpus() {
     );
     let text = on_host(&script, Path::new("/nonexistent")).ok();
     let gpu = fake.on_host("nvidia-smi -L");
-    println!("{text} {gpu}");
+    assert!(gpu.contains("GPU 1:"), "{gpu}");
+    assert!(
+        text.contains("upgrade\n") && text.contains("ended\n"),
+        "{text}"
+    );
 }
 
 fn purge_leaves_nothing() {
