@@ -324,8 +324,7 @@ impl<'a> Host<'a> {
             self.install(named_by(command));
             return;
         }
-        if command.contains(" web") || command.contains("hook ps") || command.ends_with("hook why")
-        {
+        if command.contains(" web") || command.contains("hook ps") {
             self.root(WEB).ok();
         }
         let ran = if command.contains("keep-groups") {
@@ -343,8 +342,9 @@ impl<'a> Host<'a> {
         let prints = match words[..] {
             [.., "nvidia-smi"] => "| NVIDIA-SMI ",
             [.., "nvidia-smi", "-L"] => "(UUID: ",
-            ["oci-nvidia-hook", "explain", ..] => "ONH-030: ",
+            ["oci-nvidia-hook", "explain", ..] => "ONH-030",
             ["oci-nvidia-hook", "plan", ..] => "the hook would set up the container",
+            ["oci-nvidia-hook", "why"] => "no container failed in the last hour",
             ["oci-nvidia-hook", "ps" | "why", ..] => "web",
             _ => "",
         };
