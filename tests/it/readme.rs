@@ -445,8 +445,9 @@ fn everyday_tasks() {
     let mut commands = 0;
     for row in table.lines().take_while(|row| row.starts_with('|')) {
         let answer = row.split(" | ").nth(1).unwrap();
-        if let Some(command) = answer.split('`').nth(1) {
-            host.run(page, command);
+        // Other rows are links to pages.
+        if answer.starts_with('`') {
+            host.run(page, answer.split('`').nth(1).unwrap());
             commands += 1;
         }
     }
