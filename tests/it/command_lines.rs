@@ -8,7 +8,7 @@ use crate::help::{commands, program};
 use crate::support::{HOOK, run};
 
 tests! {
-    &[] => each_command_and_option, options_that_exclude_each_other, values_that_are_invalid, hook_entries;
+    &[] => each_command_and_option, invalid_lines;
 }
 
 /// Words and notation of clap, of lexopt and of Rust's parsers.
@@ -101,97 +101,46 @@ fn takes_value(arg: &Arg) -> bool {
     arg.get_action().takes_values()
 }
 
-fn options_that_exclude_each_other() {
-    for (line, problem) in [
-        (
-            "ps --watch --json",
-            "\"--watch\" cannot be used with \"--json\"",
-        ),
-        (
-            "info --json --csv",
-            "\"--json\" cannot be used with \"--csv\"",
-        ),
-        ("explain 30 --list", "NUMBER cannot be used with \"--list\""),
-        ("explain --list 30", "\"--list\" cannot be used with NUMBER"),
-        (
-            "doctor --container a --pid 1",
-            "\"--container\" cannot be used with \"--pid\"",
-        ),
-        (
-            "doctor --container a --bundle b",
-            "\"--container\" cannot be used with \"--bundle\"",
-        ),
-        (
-            "doctor --pid 1 cdi",
-            "\"--pid\" cannot be used with SECTION",
-        ),
-    ] {
-        let words: Vec<_> = line.split(' ').collect();
-        assert_eq!(refused(&words), problem, "{line}");
-    }
-}
+/// Command lines, and what is wrong with them. The arguments of hook entries in CDI specs have another parser.
+const INVALID: &str = r#"
+ps --watch --json                => "--watch" cannot be used with "--json"
+info --json --csv                => "--json" cannot be used with "--csv"
+explain 30 --list                => NUMBER cannot be used with "--list"
+explain --list 30                => "--list" cannot be used with NUMBER
+doctor --container a --pid 1     => "--container" cannot be used with "--pid"
+doctor --container a --bundle b  => "--container" cannot be used with "--bundle"
+doctor --pid 1 cdi               => "--pid" cannot be used with SECTION
+plan                             => CONTAINER or - is missing
+explain                          => NUMBER is missing
+explain 999                      => unknown number "999"
+completion                       => SHELL is missing
+cdi                              => a command is missing
+--debug                          => a command is missing
+--color blue status              => invalid value "blue" for "--color": must be one of auto, always, never
+completion tcsh                  => invalid value "tcsh" for SHELL: must be one of bash, zsh, fish
+doctor disk                      => invalid value "disk" for SECTION: must be one of driver, hook, cdi, kubelet
+doctor --pid one                 => invalid value "one" for "--pid": it is not a number
+doctor --pid 0                   => invalid value "0" for "--pid": it must be a number from 1 to 2147483647
+doctor --pid=                    => invalid value "" for "--pid": it is not a number
+doctor --container=              => "--container" needs a value
+ps --gpu=                        => "--gpu" needs a value
+ps --watch                       => --watch needs a terminal
+cdi generate --format xml        => invalid value "xml" for "--format": must be one of json, yaml
+help frobnicate                  => unknown command "frobnicate"
+frobnicate                       => unknown command "frobnicate"
+-x                               => unknown option "-x"
+rootfs --frobnicate              => unknown option "--frobnicate"
+rootfs word                      => unexpected argument "word"
+rootfs --link                    => "--link" needs a value
+rootfs --link x                  => "x" is not A::B
+prestart word                    => unexpected argument "word"
+edit-config --frobnicate         => unknown option "--frobnicate"
+"#;
 
-fn values_that_are_invalid() {
-    for (line, problem) in [
-        ("plan", "CONTAINER or - is missing"),
-        ("explain", "NUMBER is missing"),
-        ("completion", "SHELL is missing"),
-        ("cdi", "a command is missing"),
-        ("--debug", "a command is missing"),
-        (
-            "--color blue status",
-            "invalid value \"blue\" for \"--color\": must be one of auto, always, never",
-        ),
-        (
-            "completion tcsh",
-            "invalid value \"tcsh\" for SHELL: must be one of bash, zsh, fish",
-        ),
-        (
-            "doctor disk",
-            "invalid value \"disk\" for SECTION: must be one of driver, hook, cdi, kubelet",
-        ),
-        (
-            "doctor --pid one",
-            "invalid value \"one\" for \"--pid\": it is not a number",
-        ),
-        (
-            "doctor --pid 0",
-            "invalid value \"0\" for \"--pid\": it must be a number from 1 to 2147483647",
-        ),
-        (
-            "doctor --pid=",
-            "invalid value \"\" for \"--pid\": it is not a number",
-        ),
-        ("doctor --container=", "\"--container\" needs a value"),
-        ("ps --gpu=", "\"--gpu\" needs a value"),
-        ("ps --watch", "--watch needs a terminal"),
-        (
-            "cdi generate --format xml",
-            "invalid value \"xml\" for \"--format\": must be one of json, yaml",
-        ),
-        ("help frobnicate", "unknown command \"frobnicate\""),
-        ("frobnicate", "unknown command \"frobnicate\""),
-        ("-x", "unknown option \"-x\""),
-    ] {
-        let words: Vec<_> = line.split(' ').collect();
-        assert_eq!(refused(&words), problem, "{line}");
-    }
-}
-
-/// The arguments of hook entries in CDI specs have another parser.
-fn hook_entries() {
-    for (line, problem) in [
-        ("rootfs --frobnicate", "unknown option \"--frobnicate\""),
-        ("rootfs word", "unexpected argument \"word\""),
-        ("rootfs --link", "\"--link\" needs a value"),
-        ("rootfs --link x", "\"x\" is not A::B"),
-        ("prestart word", "unexpected argument \"word\""),
-        (
-            "edit-config --frobnicate",
-            "unknown option \"--frobnicate\"",
-        ),
-    ] {
-        let words: Vec<_> = line.split(' ').collect();
+fn invalid_lines() {
+    for row in INVALID.trim().lines() {
+        let (line, problem) = row.split_once(" => ").unwrap();
+        let words: Vec<_> = line.split_whitespace().collect();
         assert_eq!(refused(&words), problem, "{line}");
     }
 }

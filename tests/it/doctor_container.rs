@@ -129,67 +129,40 @@ fn ids(outcomes: &[Value]) -> Vec<String> {
         .collect()
 }
 
+/// `BEFORE PROGRAM => [RESULT, …];`
+macro_rules! lacks {
+    ($($before:literal $program:ident => [$($id:literal)?];)+) => {
+        &[$(($before, $program, &[$($id)?])),+]
+    };
+}
+
 /// Changes to the container before it runs, the program, and the expected results.
-const LACKS: &[(&str, &str, &[&str])] = &[
-    ("true", SLEEP, &[]),
-    (
-        "rm usr/lib/x86_64-linux-gnu/libcuda.so*",
-        SLEEP,
-        &["ONH-509"],
-    ),
-    (
-        ": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01",
-        SLEEP,
-        &["ONH-509"],
-    ),
+const LACKS: &[(&str, &str, &[&str])] = lacks! {
+    "true" SLEEP => [];
+    "rm usr/lib/x86_64-linux-gnu/libcuda.so*" SLEEP => ["ONH-509"];
+    ": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01" SLEEP => ["ONH-509"];
     // A link out of the image leads nowhere in it.
-    (
-        "ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1",
-        SLEEP,
-        &["ONH-509"],
-    ),
+    "ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1" SLEEP => ["ONH-509"];
     // Mounted as by GKE's plugin: the loader finds them only with LD_LIBRARY_PATH.
-    (
-        "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64",
-        SLEEP,
-        &["ONH-510"],
-    ),
-    (
-        "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64; \
-         export LD_LIBRARY_PATH=/usr/local/nvidia/lib64",
-        SLEEP,
-        &[],
-    ),
-    (
-        "cd usr/lib/x86_64-linux-gnu; mv libcuda.so.535.183.01 libcuda.so.550.54.14; ln -sf libcuda.so.550.54.14 libcuda.so.1; \
-         cd ../../..",
-        SLEEP,
-        &["ONH-511"],
-    ),
-    ("rm dev/nvidia0", SLEEP, &["ONH-512"]),
-    ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", SLEEP, &[]),
-    (
-        "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0",
-        AS_USER,
-        &["ONH-513"],
-    ),
-    ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", IN_GROUP, &[]),
-    ("mount -o remount,nodev dev", SLEEP, &["ONH-513"]),
+    "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64" SLEEP => ["ONH-510"];
+    "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64; \
+         export LD_LIBRARY_PATH=/usr/local/nvidia/lib64"
+        SLEEP => [];
+    "cd usr/lib/x86_64-linux-gnu; mv libcuda.so.535.183.01 libcuda.so.550.54.14; ln -sf libcuda.so.550.54.14 libcuda.so.1; \
+         cd ../../.."
+        SLEEP => ["ONH-511"];
+    "rm dev/nvidia0" SLEEP => ["ONH-512"];
+    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0" SLEEP => [];
+    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0" AS_USER => ["ONH-513"];
+    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0" IN_GROUP => [];
+    "mount -o remount,nodev dev" SLEEP => ["ONH-513"];
     // The module was loaded again after the container had started.
-    (
-        "rm dev/nvidia-uvm; node nvidia-uvm 498 0",
-        SLEEP,
-        &["ONH-512"],
-    ),
-    (
-        "mkdir dev/nvidia-caps; node nvidia-caps/nvidia-cap12 498 12",
-        SLEEP,
-        &["ONH-512"],
-    ),
+    "rm dev/nvidia-uvm; node nvidia-uvm 498 0" SLEEP => ["ONH-512"];
+    "mkdir dev/nvidia-caps; node nvidia-caps/nvidia-cap12 498 12" SLEEP => ["ONH-512"];
     // The host has the GPUs 0 and 1.
-    ("node nvidia1 195 1", SLEEP, &[]),
-    ("node nvidia2 195 2", SLEEP, &["ONH-030"]),
-];
+    "node nvidia1 195 1" SLEEP => [];
+    "node nvidia2 195 2" SLEEP => ["ONH-030"];
+};
 
 fn each_lack_has_its_finding() {
     let fake = FakeDriver::shared();
