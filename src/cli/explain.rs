@@ -123,6 +123,8 @@ fn page(kind: &Kind) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
+    use base::report::Finding;
+
     use super::*;
 
     #[test]
@@ -143,6 +145,17 @@ mod tests {
                 if texts.see.is_empty() { 5 } else { 6 },
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn unknown_numbers() {
+        let all = "\"oci-nvidia-hook explain --list\" prints all numbers";
+        let near = format!("did you mean ONH-038? {all}");
+        for (number, hint) in [("39", near.as_str()), ("999", all), ("web", all), ("", all)] {
+            let found = Finding::error(&unknown(number));
+            assert_eq!(found.what, format!("unknown number {number:?}"));
+            assert_eq!(found.fix, hint, "{number}");
         }
     }
 }

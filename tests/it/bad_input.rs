@@ -165,25 +165,13 @@ fn bad_config() {
     let dir = scratch();
     let state = state(dir.path(), "all");
     let path = dir.path().join("config.toml");
-    for (text, says) in [
-        ("a = ", &["config.toml"][..]),
-        (
-            "[nvidia-container-cli]\nno-cgroups = \"yes\"\n",
-            &["config.toml", "2", "no-cgroups", "true or false"],
-        ),
-        (
-            "\n\naccept-nvidia-visible-devices-envvar-when-unprivileged = 1\n",
-            &["3", "unprivileged", "true or false"],
-        ),
-        (
-            "[oci-nvidia-hook]\nnvml-timeout = -3\n",
-            &["2", "nvml-timeout"],
-        ),
-        (
-            "supported-driver-capabilities = \"compute,typo\"\n",
-            &["supported-driver-capabilities", "\"typo\""],
-        ),
-    ] {
+    for (text, says) in rows! {
+        "a = ", &["config.toml"][..];
+        "[nvidia-container-cli]\nno-cgroups = \"yes\"\n", &["config.toml", "2", "no-cgroups", "true or false"];
+        "\n\naccept-nvidia-visible-devices-envvar-when-unprivileged = 1\n", &["3", "unprivileged", "true or false"];
+        "[oci-nvidia-hook]\nnvml-timeout = -3\n", &["2", "nvml-timeout"];
+        "supported-driver-capabilities = \"compute,typo\"\n", &["supported-driver-capabilities", "\"typo\""];
+    } {
         std::fs::write(&path, text).unwrap();
         one_error(
             hook(&["--config", path.to_str().unwrap(), "prestart"], &state),
@@ -390,23 +378,12 @@ fn hostile_environment() {
     };
     let many: String = (0..150_000).map(|i| format!("{i},")).collect();
     let start = std::time::Instant::now();
-    for (env, says) in [
-        (
-            vec![format!("NVIDIA_VISIBLE_DEVICES={many}")],
-            "requests GPU 0,1,2,3",
-        ),
-        (
-            vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()],
-            "requests a\\u{0}b\\n\\u{1b}[2J",
-        ),
-        (
-            vec![
-                "NVIDIA_VISIBLE_DEVICES=all".into(),
-                format!("NVIDIA_DRIVER_CAPABILITIES={}", "x".repeat(1 << 20)),
-            ],
-            "is not a driver capability",
-        ),
-    ] {
+    for (env, says) in rows! {
+        vec![format!("NVIDIA_VISIBLE_DEVICES={many}")], "requests GPU 0,1,2,3";
+        vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()], "requests a\\u{0}b\\n\\u{1b}[2J";
+        vec!["NVIDIA_VISIBLE_DEVICES=all".into(), format!("NVIDIA_DRIVER_CAPABILITIES={}", "x".repeat(1 << 20))],
+            "is not a driver capability";
+    } {
         let ran = with(&env);
         assert!(
             ran.stdout.contains(says) || ran.stdout.contains("xxxx…"),

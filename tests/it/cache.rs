@@ -138,81 +138,29 @@ fn what_changed_is_asked_for() {
     let root = fake.root.display();
     let gpu = format!("{root}/proc/driver/nvidia/gpus/0000:02:00.0");
     let pci = format!("{root}/sys/bus/pci/devices/0000:02:00.0");
-    for (what, change, back) in [
-        (
-            "a GPU is gone",
-            format!("mv '{gpu}' '{root}/gpu'"),
-            format!("mv '{root}/gpu' '{gpu}'"),
-        ),
-        (
-            "another GPU at the same place",
-            format!(
-                "cp '{gpu}/information' '{root}/old'; sed -i s/51eed001/51eed009/ '{gpu}/information'"
-            ),
-            format!("mv '{root}/old' '{gpu}/information'"),
-        ),
-        (
-            "a module that was just loaded",
-            format!(
-                "cp '{gpu}/information' '{root}/old'; sed -i '/^GPU UUID/s/GPU-.*/GPU-????????-/' '{gpu}/information'"
-            ),
-            format!("mv '{root}/old' '{gpu}/information'"),
-        ),
-        (
-            "numbered anew",
-            format!(
-                "cp '{gpu}/information' '{root}/old'; sed -i '/^Device Minor/s/1/2/' '{gpu}/information'"
-            ),
-            format!("mv '{root}/old' '{gpu}/information'"),
-        ),
-        (
-            "a GPU more",
-            format!("cp -r '{gpu}' '{root}/proc/driver/nvidia/gpus/0000:09:00.0'"),
-            format!("rm -r '{root}/proc/driver/nvidia/gpus/0000:09:00.0'"),
-        ),
-        (
-            "off the bus",
-            format!(
-                "cp '{pci}/config' '{root}/old'; printf '\\377\\377\\377\\377' >'{pci}/config'"
-            ),
-            format!("mv '{root}/old' '{pci}/config'"),
-        ),
-        (
-            "off the bus for good",
-            format!("mv '{pci}' '{root}/old'"),
-            format!("mv '{root}/old' '{pci}'"),
-        ),
-        (
-            "a node that NVML cannot open",
-            format!("chmod 0600 '{root}/dev/nvidia1'"),
-            format!("chmod 0666 '{root}/dev/nvidia1'"),
-        ),
-        (
-            "a node of others",
-            format!("chown 7 '{root}/dev/nvidiactl'"),
-            format!("chown 0 '{root}/dev/nvidiactl'"),
-        ),
-        (
-            "the node of another GPU",
-            format!(
-                "mv '{root}/dev/nvidia1' '{root}/old'; mknod -m 666 '{root}/dev/nvidia1' c 195 0"
-            ),
-            format!("mv '{root}/old' '{root}/dev/nvidia1'"),
-        ),
-        (
-            "a MIG device",
-            format!("mkdir -p '{root}/proc/driver/nvidia/capabilities/gpu1/mig/gi1'"),
-            format!("rmdir '{root}/proc/driver/nvidia/capabilities/gpu1/mig/gi1'"),
-        ),
-        (
-            "another identity",
-            format!(
-                "cp '{0}' '{root}/old'; sed -i '1auser = \"0:1\"' '{0}'",
-                fake.config.display()
-            ),
-            format!("mv '{root}/old' '{}'", fake.config.display()),
-        ),
-    ] {
+    for (what, change, back) in rows! {
+        "a GPU is gone", format!("mv '{gpu}' '{root}/gpu'"), format!("mv '{root}/gpu' '{gpu}'");
+        "another GPU at the same place", format!("cp '{gpu}/information' '{root}/old'; sed -i s/51eed001/51eed009/ '{gpu}/information'"),
+            format!("mv '{root}/old' '{gpu}/information'");
+        "a module that was just loaded",
+            format!("cp '{gpu}/information' '{root}/old'; sed -i '/^GPU UUID/s/GPU-.*/GPU-????????-/' '{gpu}/information'"),
+            format!("mv '{root}/old' '{gpu}/information'");
+        "numbered anew", format!("cp '{gpu}/information' '{root}/old'; sed -i '/^Device Minor/s/1/2/' '{gpu}/information'"),
+            format!("mv '{root}/old' '{gpu}/information'");
+        "a GPU more", format!("cp -r '{gpu}' '{root}/proc/driver/nvidia/gpus/0000:09:00.0'"),
+            format!("rm -r '{root}/proc/driver/nvidia/gpus/0000:09:00.0'");
+        "off the bus", format!("cp '{pci}/config' '{root}/old'; printf '\\377\\377\\377\\377' >'{pci}/config'"),
+            format!("mv '{root}/old' '{pci}/config'");
+        "off the bus for good", format!("mv '{pci}' '{root}/old'"), format!("mv '{root}/old' '{pci}'");
+        "a node that NVML cannot open", format!("chmod 0600 '{root}/dev/nvidia1'"), format!("chmod 0666 '{root}/dev/nvidia1'");
+        "a node of others", format!("chown 7 '{root}/dev/nvidiactl'"), format!("chown 0 '{root}/dev/nvidiactl'");
+        "the node of another GPU", format!("mv '{root}/dev/nvidia1' '{root}/old'; mknod -m 666 '{root}/dev/nvidia1' c 195 0"),
+            format!("mv '{root}/old' '{root}/dev/nvidia1'");
+        "a MIG device", format!("mkdir -p '{root}/proc/driver/nvidia/capabilities/gpu1/mig/gi1'"),
+            format!("rmdir '{root}/proc/driver/nvidia/capabilities/gpu1/mig/gi1'");
+        "another identity", format!("cp '{0}' '{root}/old'; sed -i '1auser = \"0:1\"' '{0}'", fake.config.display()),
+            format!("mv '{root}/old' '{}'", fake.config.display());
+    } {
         sh(&change).ok();
         assert!(asks(&fake), "{what}");
         sh(&back).ok();
@@ -432,19 +380,12 @@ fn a_replaced_image_is_noticed() {
     .ok();
     let device = sh(&format!("cd '{top}'; losetup --find --show disk"));
     let device = device.ok().trim().to_owned();
-    for (way, mount) in [
-        ("an image", format!("mount -o ro {device} mount")),
-        (
-            "a directory of an image",
-            format!("mount -o ro {device} image; mount --bind image/usr mount"),
-        ),
-        (
-            "a layer, as systemd-sysext mounts images",
-            format!(
-                "mount -o ro {device} image; mount -t overlay -o lowerdir=image/usr:more overlay mount"
-            ),
-        ),
-    ] {
+    for (way, mount) in rows! {
+        "an image", format!("mount -o ro {device} mount");
+        "a directory of an image", format!("mount -o ro {device} image; mount --bind image/usr mount");
+        "a layer, as systemd-sysext mounts images",
+            format!("mount -o ro {device} image; mount -t overlay -o lowerdir=image/usr:more overlay mount");
+    } {
         let show = |image: &str| {
             let write = format!("dd if={image} of={device} bs=1M conv=fsync status=none");
             sh(&format!("cd '{top}'; {write}; {mount}")).ok();

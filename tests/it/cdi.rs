@@ -174,30 +174,15 @@ fn names_and_versions_of_a_choice() {
         (Some(0o660), Some(video)),
         "{NODES_OF_THE_HOST}"
     );
-    for (arguments, says) in [
-        (
-            &["--name-strategy", "type"][..],
-            "invalid value \"type\" for \"--name-strategy\": must be one of index, uuid, type-index",
-        ),
-        (
-            &["--format", "toml"],
-            "invalid value \"toml\" for \"--format\": must be one of json, yaml",
-        ),
-        (
-            &["--vendor", "9.com"],
-            "invalid value \"9.com\" for \"--vendor\": \"9.com\" does not start with a letter",
-        ),
-        (&["--class", ""], "for \"--class\": the name is empty"),
+    for (arguments, says) in rows! {
+        &["--name-strategy", "type"][..], "invalid value \"type\" for \"--name-strategy\": must be one of index, uuid, type-index";
+        &["--format", "toml"], "invalid value \"toml\" for \"--format\": must be one of json, yaml";
+        &["--vendor", "9.com"], "invalid value \"9.com\" for \"--vendor\": \"9.com\" does not start with a letter";
+        &["--class", ""], "for \"--class\": the name is empty";
         // The CDI library of this version panics: it accesses the part between the first and the last letter.
-        (
-            &["--class", "g"],
-            "\"g\" for \"--class\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
-        ),
-        (
-            &["--vendor", "n"],
-            "invalid value \"n\" for \"--vendor\": CRI-O 1.37 does not start",
-        ),
-    ] {
+        &["--class", "g"], "\"g\" for \"--class\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter";
+        &["--vendor", "n"], "invalid value \"n\" for \"--vendor\": CRI-O 1.37 does not start";
+    } {
         let mut words = vec!["generate", "--output", "-"];
         words.extend(arguments);
         assert!(cdi(&fake, &words).failed(2).contains(says), "{says}");
@@ -482,17 +467,11 @@ fn files_appear(fake: &FakeDriver, path: &Path) {
         let dir = path.parent().unwrap().to_str().unwrap();
         cdi(fake, &["check", "--spec-dir", dir])
     };
-    for (file, place) in [
-        ("usr/bin/nvidia-smi", "usr/bin/nvidia-smi"),
-        (
-            "usr/share/vulkan/icd.d/nvidia_icd.json",
-            "vulkan/icd.d/nvidia_icd.json",
-        ),
-        (
-            "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
-            "egl_vendor.d/10_nvidia.json",
-        ),
-    ] {
+    for (file, place) in rows! {
+        "usr/bin/nvidia-smi", "usr/bin/nvidia-smi";
+        "usr/share/vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_icd.json";
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json", "egl_vendor.d/10_nvidia.json";
+    } {
         let has_it = || std::fs::read_to_string(path).unwrap().contains(place);
         assert!(!has_it(), "{file}");
         assert!(!check().ok().contains("driver files were added"), "{file}");

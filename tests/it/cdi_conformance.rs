@@ -37,30 +37,15 @@ const TESTED: [&str; 10] = [
 ];
 
 /// Groups that do not concern the contents of our specs, and the reasons.
-const NOT_OURS: [(&str, &str); 7] = [
-    (
-        "hook_disabled",
-        "we have one hook entry, and no options that take parts of it away",
-    ),
-    (
-        "imex_channel_ids",
-        "no IMEX devices; requests for channels are tested with hook.json",
-    ),
-    (
-        "so_link",
-        "a helper of nvidia-ctk: libraries are found by catalogue, links by SONAME",
-    ),
-    ("is_lib_name", "a helper of nvidia-ctk"),
-    ("is_driver_library", "unit tests of driver::libraries"),
-    (
-        "driver_lib_dirs",
-        "the tests of hosts, tests/fixtures/hosts",
-    ),
-    (
-        "root_transform_path",
-        "a command of oci-nvidia-hook-compat, which has its own test",
-    ),
-];
+const NOT_OURS: [(&str, &str); 7] = rows! {
+    "hook_disabled", "we have one hook entry, and no options that take parts of it away";
+    "imex_channel_ids", "no IMEX devices; requests for channels are tested with hook.json";
+    "so_link", "a helper of nvidia-ctk: libraries are found by catalogue, links by SONAME";
+    "is_lib_name", "a helper of nvidia-ctk";
+    "is_driver_library", "unit tests of driver::libraries";
+    "driver_lib_dirs", "the tests of hosts, tests/fixtures/hosts";
+    "root_transform_path", "a command of oci-nvidia-hook-compat, which has its own test";
+};
 
 fn rows(group: &str) -> Vec<Value> {
     rows_of("cdi.json", group)

@@ -188,48 +188,18 @@ fn the_path_unit_watches_the_configuration() {
     has("01", "the first start");
     let dir = "/etc/nvidia-container-runtime";
     let root = "[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n";
-    for (change, gpus) in [
+    for (change, gpus) in rows! {
         // The directory does not exist at first.
-        (
-            format!(
-                "mkdir {dir}/config.toml.d; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/config.toml.d/10.toml"
-            ),
-            "0",
-        ),
-        (
-            format!(
-                "printf '[devices]\\ndeny = [\"0\"]\\n' >{dir}/x; mv {dir}/x {dir}/config.toml.d/10.toml"
-            ),
-            "1",
-        ),
-        (
-            format!("printf '[devices]\\nallow = [\"0\"]\\n' >{dir}/config.toml.d/10.toml"),
-            "0",
-        ),
-        (format!("rm {dir}/config.toml.d/10.toml"), "01"),
-        (
-            format!("printf '[devices]\\ndeny = [\"1\"]\\n' >>{dir}/config.toml"),
-            "0",
-        ),
-        (
-            format!("printf '{root}' >{dir}/x; mv {dir}/x {dir}/config.toml"),
-            "01",
-        ),
-        (
-            format!("printf '{root}[devices]\\ndeny = [\"0\"]\\n' >{dir}/config.toml"),
-            "1",
-        ),
-        (
-            format!("rm -r {dir}/config.toml.d; printf '{root}' >{dir}/config.toml"),
-            "01",
-        ),
-        (
-            format!(
-                "mkdir {dir}/x; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/x/10.toml; mv {dir}/x {dir}/config.toml.d"
-            ),
-            "0",
-        ),
-    ] {
+        format!("mkdir {dir}/config.toml.d; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/config.toml.d/10.toml"), "0";
+        format!("printf '[devices]\\ndeny = [\"0\"]\\n' >{dir}/x; mv {dir}/x {dir}/config.toml.d/10.toml"), "1";
+        format!("printf '[devices]\\nallow = [\"0\"]\\n' >{dir}/config.toml.d/10.toml"), "0";
+        format!("rm {dir}/config.toml.d/10.toml"), "01";
+        format!("printf '[devices]\\ndeny = [\"1\"]\\n' >>{dir}/config.toml"), "0";
+        format!("printf '{root}' >{dir}/x; mv {dir}/x {dir}/config.toml"), "01";
+        format!("printf '{root}[devices]\\ndeny = [\"0\"]\\n' >{dir}/config.toml"), "1";
+        format!("rm -r {dir}/config.toml.d; printf '{root}' >{dir}/config.toml"), "01";
+        format!("mkdir {dir}/x; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/x/10.toml; mv {dir}/x {dir}/config.toml.d"), "0";
+    } {
         systemd.enter(&change).ok();
         has(gpus, &change);
     }

@@ -112,7 +112,6 @@ doctor --container a --bundle b  => "--container" cannot be used with "--bundle"
 doctor --pid 1 cdi               => "--pid" cannot be used with SECTION
 plan                             => CONTAINER or - is missing
 explain                          => NUMBER is missing
-explain 999                      => unknown number "999"
 completion                       => SHELL is missing
 cdi                              => a command is missing
 --debug                          => a command is missing

@@ -378,19 +378,11 @@ fn runtime_nvidia() {
     ))
     .ok();
     let program = runtime.split(' ').next().unwrap();
-    for (runtimes, code, text) in [
-        (
-            format!("[\"/gone\", {program:?}, {other:?}]"),
-            0,
-            "other --version\n",
-        ),
-        (
-            "[\"/gone\"]".to_owned(),
-            1,
-            "none of the runtimes [\"/gone\"] exists (ONH-001)\nhint: install the package runc",
-        ),
-        ("1".to_owned(), 0, "runc version"),
-    ] {
+    for (runtimes, code, text) in rows! {
+        format!("[\"/gone\", {program:?}, {other:?}]"), 0, "other --version\n";
+        "[\"/gone\"]".to_owned(), 1, "none of the runtimes [\"/gone\"] exists (ONH-001)\nhint: install the package runc";
+        "1".to_owned(), 0, "runc version";
+    } {
         let keys = format!("[nvidia-container-runtime]\nruntimes = {runtimes}\n");
         std::fs::write(
             dir.path().join("etc/nvidia-container-runtime/config.toml"),
@@ -431,31 +423,19 @@ fn which_of_two_hooks() {
     std::fs::create_dir(&packaged).unwrap();
     let packaged = nvidia_ctk::link(&packaged, NAME);
     // The caller, the hooks in config.json, and whether the caller sets up the container.
-    for (caller, named, does_it) in [
-        (PathBuf::from(HOOK), links.join(NAME), true),
-        (PathBuf::from(HOOK), link_to_link.clone(), true),
-        (PathBuf::from(HOOK), packaged.clone(), true),
-        (packaged.clone(), packaged.clone(), true),
-        (packaged.clone(), copies.join(NAME), false),
-        (links.join(NAME), PathBuf::from(HOOK), true),
-        (
-            links.join(NAME),
-            links.join("nvidia-container-toolkit"),
-            true,
-        ),
-        (PathBuf::from(HOOK), copies.join(NAME), false),
-        (
-            links.join(NAME),
-            copies.join("nvidia-container-toolkit"),
-            false,
-        ),
-        (copies.join(NAME), copies.join(NAME), true),
-        (
-            PathBuf::from(HOOK),
-            PathBuf::from("/gone/nvidia-container-runtime-hook"),
-            false,
-        ),
-    ] {
+    for (caller, named, does_it) in rows! {
+        PathBuf::from(HOOK), links.join(NAME), true;
+        PathBuf::from(HOOK), link_to_link.clone(), true;
+        PathBuf::from(HOOK), packaged.clone(), true;
+        packaged.clone(), packaged.clone(), true;
+        packaged.clone(), copies.join(NAME), false;
+        links.join(NAME), PathBuf::from(HOOK), true;
+        links.join(NAME), links.join("nvidia-container-toolkit"), true;
+        PathBuf::from(HOOK), copies.join(NAME), false;
+        links.join(NAME), copies.join("nvidia-container-toolkit"), false;
+        copies.join(NAME), copies.join(NAME), true;
+        PathBuf::from(HOOK), PathBuf::from("/gone/nvidia-container-runtime-hook"), false;
+    } {
         let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
         let hooks = json!({"prestart": [{"path": named, "args": ["x", "prestart"]}]});
         container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &json!({"hooks": hooks}));

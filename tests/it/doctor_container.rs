@@ -129,39 +129,30 @@ fn ids(outcomes: &[Value]) -> Vec<String> {
         .collect()
 }
 
-/// `BEFORE PROGRAM => [RESULT, …];`
-macro_rules! lacks {
-    ($($before:literal $program:ident => [$($id:literal)?];)+) => {
-        &[$(($before, $program, &[$($id)?])),+]
-    };
-}
-
 /// Changes to the container before it runs, the program, and the expected results.
-const LACKS: &[(&str, &str, &[&str])] = lacks! {
-    "true" SLEEP => [];
-    "rm usr/lib/x86_64-linux-gnu/libcuda.so*" SLEEP => ["ONH-509"];
-    ": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01" SLEEP => ["ONH-509"];
+const LACKS: &[(&str, &str, &[&str])] = &rows! {
+    "true", SLEEP, &[];
+    "rm usr/lib/x86_64-linux-gnu/libcuda.so*", SLEEP, &["ONH-509"];
+    ": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01", SLEEP, &["ONH-509"];
     // A link out of the image leads nowhere in it.
-    "ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1" SLEEP => ["ONH-509"];
+    "ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1", SLEEP, &["ONH-509"];
     // Mounted as by GKE's plugin: the loader finds them only with LD_LIBRARY_PATH.
-    "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64" SLEEP => ["ONH-510"];
+    "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64", SLEEP, &["ONH-510"];
     "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64; \
-         export LD_LIBRARY_PATH=/usr/local/nvidia/lib64"
-        SLEEP => [];
+         export LD_LIBRARY_PATH=/usr/local/nvidia/lib64", SLEEP, &[];
     "cd usr/lib/x86_64-linux-gnu; mv libcuda.so.535.183.01 libcuda.so.550.54.14; ln -sf libcuda.so.550.54.14 libcuda.so.1; \
-         cd ../../.."
-        SLEEP => ["ONH-511"];
-    "rm dev/nvidia0" SLEEP => ["ONH-512"];
-    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0" SLEEP => [];
-    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0" AS_USER => ["ONH-513"];
-    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0" IN_GROUP => [];
-    "mount -o remount,nodev dev" SLEEP => ["ONH-513"];
+         cd ../../..", SLEEP, &["ONH-511"];
+    "rm dev/nvidia0", SLEEP, &["ONH-512"];
+    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", SLEEP, &[];
+    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", AS_USER, &["ONH-513"];
+    "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", IN_GROUP, &[];
+    "mount -o remount,nodev dev", SLEEP, &["ONH-513"];
     // The module was loaded again after the container had started.
-    "rm dev/nvidia-uvm; node nvidia-uvm 498 0" SLEEP => ["ONH-512"];
-    "mkdir dev/nvidia-caps; node nvidia-caps/nvidia-cap12 498 12" SLEEP => ["ONH-512"];
+    "rm dev/nvidia-uvm; node nvidia-uvm 498 0", SLEEP, &["ONH-512"];
+    "mkdir dev/nvidia-caps; node nvidia-caps/nvidia-cap12 498 12", SLEEP, &["ONH-512"];
     // The host has the GPUs 0 and 1.
-    "node nvidia1 195 1" SLEEP => [];
-    "node nvidia2 195 2" SLEEP => ["ONH-030"];
+    "node nvidia1 195 1", SLEEP, &[];
+    "node nvidia2 195 2", SLEEP, &["ONH-030"];
 };
 
 fn each_lack_has_its_finding() {
@@ -305,31 +296,15 @@ fn files_of_the_kernel_are_not_read() {
 /// The server of a FUSE file system in the container accepts each request and answers none, so that a process that waits for it
 /// cannot be killed. Each row is a path that doctor looks up, and the checks that then fail.
 fn a_file_system_that_does_not_answer() {
-    const PLACES: &[(&str, &str, &[&str])] = &[
-        (
-            "ln -sfn /vol/x etc/ld.so.cache",
-            "/etc/ld.so.cache",
-            &["libraries"],
-        ),
-        (
-            "rm etc/ld.so.cache; ln -sfn /vol/x usr/lib/x86_64-linux-gnu/libcuda.so.1",
-            "/lib/x86_64-linux-gnu/libcuda.so.1",
-            &["libraries"],
-        ),
-        (
-            "export LD_LIBRARY_PATH=/none:/vol/lib",
-            "/vol/lib/libcuda.so.1",
-            &["libraries"],
-        ),
-        ("ln -sfn /vol/x dev/nvidiactl", "/dev/nvidiactl", &["nodes"]),
-        ("ln -sfn /vol/x dev/nvidia7", "/dev/nvidia7", &["nodes"]),
-        ("umount dev; rm -r dev; ln -s vol/x dev", "/dev", &["nodes"]),
-        (
-            "ln -sfn /vol/x etc/ld.so.cache; ln -sfn /vol/x dev/nvidia-uvm",
-            "/dev/nvidia-uvm",
-            &["libraries", "nodes"],
-        ),
-    ];
+    const PLACES: &[(&str, &str, &[&str])] = &rows! {
+        "ln -sfn /vol/x etc/ld.so.cache", "/etc/ld.so.cache", &["libraries"];
+        "rm etc/ld.so.cache; ln -sfn /vol/x usr/lib/x86_64-linux-gnu/libcuda.so.1", "/lib/x86_64-linux-gnu/libcuda.so.1", &["libraries"];
+        "export LD_LIBRARY_PATH=/none:/vol/lib", "/vol/lib/libcuda.so.1", &["libraries"];
+        "ln -sfn /vol/x dev/nvidiactl", "/dev/nvidiactl", &["nodes"];
+        "ln -sfn /vol/x dev/nvidia7", "/dev/nvidia7", &["nodes"];
+        "umount dev; rm -r dev; ln -s vol/x dev", "/dev", &["nodes"];
+        "ln -sfn /vol/x etc/ld.so.cache; ln -sfn /vol/x dev/nvidia-uvm", "/dev/nvidia-uvm", &["libraries", "nodes"];
+    };
     let (fake, probe) = (FakeDriver::shared(), blocking::silent_fuse().display());
     let examine = |(before, place, silent): &(&str, &str, &[&str])| {
         let dir = scratch();
@@ -431,24 +406,12 @@ fn what_cannot_be_examined() {
     let fake = FakeDriver::shared();
     // The process is in the mount namespace of the machine, and the test is not.
     let us = rustix::thread::gettid().to_string();
-    for (arguments, says) in [
-        (
-            &["--pid", us.as_str()][..],
-            "is not in a container (ONH-055)\nhint: ",
-        ),
-        (
-            &["--pid", "999999999"],
-            "process 999999999 does not exist (ONH-055)\nhint: ",
-        ),
-        (
-            &["--container", "0123456789abcdef0123456789abcdef"],
-            "\"0123456789abcdef0123456789abcdef\" (ONH-055)\nhint: ",
-        ),
-        (
-            &["--container", "no-such-name"],
-            "no running container \"no-such-name\" (ONH-055)\nhint: ",
-        ),
-    ] {
+    for (arguments, says) in rows! {
+        &["--pid", us.as_str()][..], "is not in a container (ONH-055)\nhint: ";
+        &["--pid", "999999999"], "process 999999999 does not exist (ONH-055)\nhint: ";
+        &["--container", "0123456789abcdef0123456789abcdef"], "\"0123456789abcdef0123456789abcdef\" (ONH-055)\nhint: ";
+        &["--container", "no-such-name"], "no running container \"no-such-name\" (ONH-055)\nhint: ";
+    } {
         let (code, outcomes, stderr) = doctor(fake, arguments);
         assert!(
             code == Some(3) && outcomes.is_empty() && stderr.contains(says),
@@ -466,31 +429,13 @@ fn a_version_that_is_not_checked() {
     let mount = |from: &str, to: &str| format!("mount --bind '{host}/{from}' {lib}/{to}");
     let right = mount("libcuda.so.535.183.01", "libcuda.so.535.183.01");
     let bare = format!("rm {lib}/libcuda.so.1; : >{lib}/libcuda.so.1");
-    for (before, status, says) in [
-        (
-            "true".to_owned(),
-            "skipped",
-            "which is not the host's file: only its name has the version, 535.183.01",
-        ),
-        (
-            right,
-            "ok",
-            "libcuda.so.1\", the host's file of driver 535.183.01",
-        ),
-        (
-            format!("{bare}; {}", mount("libcuda.so.535.183.01", "libcuda.so.1")),
-            "ok",
-            "the host's file of driver",
-        ),
-        (
-            format!(
-                "{bare}; {}",
-                mount("libnvidia-ml.so.535.183.01", "libcuda.so.1")
-            ),
-            "skipped",
-            "which is not the host's file and has no version in its name: its version is unknown",
-        ),
-    ] {
+    for (before, status, says) in rows! {
+        "true".to_owned(), "skipped", "which is not the host's file: only its name has the version, 535.183.01";
+        right, "ok", "libcuda.so.1\", the host's file of driver 535.183.01";
+        format!("{bare}; {}", mount("libcuda.so.535.183.01", "libcuda.so.1")), "ok", "the host's file of driver";
+        format!("{bare}; {}", mount("libnvidia-ml.so.535.183.01", "libcuda.so.1")), "skipped",
+            "which is not the host's file and has no version in its name: its version is unknown";
+    } {
         let dir = scratch();
         image(dir.path());
         let container = start(dir.path(), &before, SLEEP);

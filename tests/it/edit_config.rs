@@ -64,19 +64,13 @@ fn nothing_is_printed_on_an_error() {
     let gpu_9 = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=9"]);
     let no_array = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"])
         .replace("\"later\"", "\"createRuntime\":{},\"later\"");
-    for (spec, says) in [
-        ("", "cannot read the container's spec on stdin: it is empty"),
-        (
-            "{\"process\":",
-            "cannot read the container's spec on stdin: EOF",
-        ),
-        ("{}", "no \"root.path\""),
-        (&gpu_9, "requests \"9\""),
-        (
-            &no_array,
-            "cannot add to \"hooks.createRuntime\": it is not an array",
-        ),
-    ] {
+    for (spec, says) in rows! {
+        "", "cannot read the container's spec on stdin: it is empty";
+        "{\"process\":", "cannot read the container's spec on stdin: EOF";
+        "{}", "no \"root.path\"";
+        &gpu_9, "requests \"9\"";
+        &no_array, "cannot add to \"hooks.createRuntime\": it is not an array";
+    } {
         let ran = edit_config(&fake.config, spec);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
         assert!(ran.stderr.contains(says), "{ran:?}");

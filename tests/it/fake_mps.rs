@@ -354,18 +354,12 @@ fn a_fault() {
 /// What `nvml.conf` makes of the daemon and the server.
 fn misbehavior() {
     let host = Host::new();
-    for (line, expected) in [
-        ("mps-hang", &["124", "124"][..]),
-        (
-            "mps-fault",
-            &["FAULT", "cuInit: 807, CUDA_ERROR_MPS_SERVER_NOT_READY"],
-        ),
-        (
-            "mps-server-fails",
-            &["cuInit: 805, CUDA_ERROR_MPS_CONNECTION_FAILED"],
-        ),
-        ("mps-server-hangs", &["INITIALIZING", "124"]),
-    ] {
+    for (line, expected) in rows! {
+        "mps-hang", &["124", "124"][..];
+        "mps-fault", &["FAULT", "cuInit: 807, CUDA_ERROR_MPS_SERVER_NOT_READY"];
+        "mps-server-fails", &["cuInit: 805, CUDA_ERROR_MPS_CONNECTION_FAILED"];
+        "mps-server-hangs", &["INITIALIZING", "124"];
+    } {
         host.add_line(line);
         let lines = host.lines(
             "start -d; ctl start_server -uid 0 & settled; S=$(server) || echo $?

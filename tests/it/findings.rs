@@ -19,27 +19,11 @@ fn of_commands() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "0"]));
     let file = dir.path().join("x.json");
     let (config, file) = (fake.config.to_str().unwrap(), file.to_str().unwrap());
-    for (args, id) in [
-        (&["unshare", "-Ur", HOOK, "prepare"][..], "ONH-006"),
-        (
-            &[
-                HOOK, "--config", config, "cdi", "generate", "--output", file,
-            ],
-            "ONH-051",
-        ),
-        (
-            &[
-                HOOK,
-                "--config",
-                config,
-                "plan",
-                "-",
-                "--inventory",
-                "/nowhere",
-            ],
-            "ONH-052",
-        ),
-    ] {
+    for (args, id) in rows! {
+        &["unshare", "-Ur", HOOK, "prepare"][..], "ONH-006";
+        &[HOOK, "--config", config, "cdi", "generate", "--output", file], "ONH-051";
+        &[HOOK, "--config", config, "plan", "-", "--inventory", "/nowhere"], "ONH-052";
+    } {
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
         write_spec(&dir, &["NVIDIA_VISIBLE_DEVICES=all"], &json!({}));
         let ran = run_with(

@@ -539,23 +539,11 @@ fn one_class() {
     );
     assert_eq!(read(&file).devices[0].container_edits.device_nodes.len(), 4);
     fake.configure("[devices]\ndeny = [\"mofed\"]");
-    for (arguments, code, text) in [
-        (
-            &["generate", "--class=imex-channel", "--output=-"][..],
-            1,
-            "this host has no IMEX channel (ONH-051)",
-        ),
-        (
-            &["generate", "--class=mofed", "--output=-"],
-            1,
-            "[devices] in config.toml denies \"mofed\" to containers",
-        ),
-        (
-            &["refresh", "--class=gds"],
-            2,
-            "\"cdi refresh\" updates the spec of gds together with the spec of the GPUs",
-        ),
-    ] {
+    for (arguments, code, text) in rows! {
+        &["generate", "--class=imex-channel", "--output=-"][..], 1, "this host has no IMEX channel (ONH-051)";
+        &["generate", "--class=mofed", "--output=-"], 1, "[devices] in config.toml denies \"mofed\" to containers";
+        &["refresh", "--class=gds"], 2, "\"cdi refresh\" updates the spec of gds together with the spec of the GPUs";
+    } {
         let stderr = cdi(&fake, arguments).failed(code);
         assert!(
             stderr.contains(text) && stderr.contains("\nhint: "),

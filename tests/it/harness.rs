@@ -30,6 +30,17 @@ macro_rules! tests {
     (@run $name:ident = $call:expr) => { || $call };
 }
 
+/// A table: `rows! { a, 1; b, 2; }` is `[(a, 1), (b, 2)]`, and rustfmt keeps a row on its line.
+#[allow(
+    unused_macros,
+    reason = "some programs of the device plugin's tests have no table"
+)]
+macro_rules! rows {
+    ($($($cell:expr),+;)+) => {
+        [$(($($cell),+)),+]
+    };
+}
+
 /// What a test needs of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {

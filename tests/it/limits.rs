@@ -223,19 +223,11 @@ fn a_gpu_without_a_name() {
 /// instances.
 fn capabilities_of_a_denied_mig_device() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
-    for (deny, nodes, files) in [
-        (
-            "",
-            "nvidia-cap12 nvidia-cap13 nvidia-cap2 nvidia-cap21 nvidia-cap22",
-            "gi1 gi2",
-        ),
-        ("0:1", "nvidia-cap12 nvidia-cap13 nvidia-cap2", "gi1"),
-        (
-            "MIG-51eed000-0001*",
-            "nvidia-cap2 nvidia-cap21 nvidia-cap22",
-            "gi2",
-        ),
-    ] {
+    for (deny, nodes, files) in rows! {
+        "", "nvidia-cap12 nvidia-cap13 nvidia-cap2 nvidia-cap21 nvidia-cap22", "gi1 gi2";
+        "0:1", "nvidia-cap12 nvidia-cap13 nvidia-cap2", "gi1";
+        "MIG-51eed000-0001*", "nvidia-cap2 nvidia-cap21 nvidia-cap22", "gi2";
+    } {
         fake.configure(&format!(
             "[devices]\ndeny = [{}]",
             if deny.is_empty() {

@@ -394,21 +394,13 @@ fn descriptions_that_images_write() {
             .set_modified(start)
             .unwrap();
     };
-    let cases: [(&str, &dyn Fn(), &str); 5] = [
-        ("the image's own, of 1970", &of_1970, "own\n"),
-        ("none", &|| (), "libnvidia-opencl.so.1\n"),
-        ("the image's own", &write("own\n"), "own\n"),
-        (
-            "a mount point of an earlier container",
-            &write(""),
-            "libnvidia-opencl.so.1\n",
-        ),
-        (
-            "a link",
-            &link,
-            "cat: /etc/OpenCL/vendors/nvidia.icd: No such file or directory\n",
-        ),
-    ];
+    let cases: [(&str, &dyn Fn(), &str); 5] = rows! {
+        "the image's own, of 1970", &of_1970, "own\n";
+        "none", &|| (), "libnvidia-opencl.so.1\n";
+        "the image's own", &write("own\n"), "own\n";
+        "a mount point of an earlier container", &write(""), "libnvidia-opencl.so.1\n";
+        "a link", &link, "cat: /etc/OpenCL/vendors/nvidia.icd: No such file or directory\n";
+    };
     for (what, create, expected) in cases {
         std::fs::remove_file(&path).ok();
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -30,23 +30,12 @@ fn debug_shows_what_a_command_reads() {
         format!("read {config:?}"),
         format!("driver root {:?}", fake.root),
     );
-    for (arguments, lines) in [
-        (
-            &["info"][..],
-            vec![
-                read.clone(),
-                root.clone(),
-                "NVML is \"/usr/lib/".into(),
-                "NVML answered after ".into(),
-            ],
-        ),
-        (&["files", "--libraries"], vec![read.clone(), root.clone()]),
-        (
-            &["cdi", "check", "--spec-dir", specs],
-            vec![read, root, format!("read the CDI spec {spec:?}")],
-        ),
-        (&["version"], Vec::new()),
-    ] {
+    for (arguments, lines) in rows! {
+        &["info"][..], vec![read.clone(), root.clone(), "NVML is \"/usr/lib/".into(), "NVML answered after ".into()];
+        &["files", "--libraries"], vec![read.clone(), root.clone()];
+        &["cdi", "check", "--spec-dir", specs], vec![read, root, format!("read the CDI spec {spec:?}")];
+        &["version"], Vec::new();
+    } {
         let plain = hook(arguments);
         let debug = hook(&[arguments, &["--debug"]].concat());
         assert_eq!(

@@ -392,33 +392,16 @@ fn links_of_the_image_are_not_followed() {
     let (_bin, program) = ctk();
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
     let (ours, _) = spec_of_nvidia(&fake, &program, 18);
-    for (image, naive, args) in [
-        (
-            "ln -s $canary $rootfs/pwn",
-            "ln -s x $rootfs/pwn/x",
-            &["create-symlinks", "--link", "x::/pwn/x"][..],
-        ),
-        (
-            "ln -s ../../../../../../../../../../../..$canary $rootfs/pwn",
-            "ln -s x $rootfs/pwn/x",
-            &["create-symlinks", "--link", "x::/pwn/x"],
-        ),
-        (
-            "ln -sf $canary/file $rootfs/etc/ld.so.cache",
-            ": >$rootfs/etc/ld.so.cache",
-            &["update-ldcache", "--folder", "/usr/lib64"],
-        ),
-        (
-            "rm -r $rootfs/etc/ld.so.conf.d; ln -s $canary $rootfs/etc/ld.so.conf.d",
-            "echo x >$rootfs/etc/ld.so.conf.d/00-x.conf",
-            &["update-ldcache", "--folder", "/usr/lib64"],
-        ),
-        (
-            "rm -r $rootfs/etc/ld.so.conf.d; ln -s $canary $rootfs/etc/ld.so.conf.d",
-            "echo x >$rootfs/etc/ld.so.conf.d/00-x.conf",
-            &["enable-cuda-compat", "--host-driver-version", "535.183.01"],
-        ),
-    ] {
+    for (image, naive, args) in rows! {
+        "ln -s $canary $rootfs/pwn", "ln -s x $rootfs/pwn/x", &["create-symlinks", "--link", "x::/pwn/x"][..];
+        "ln -s ../../../../../../../../../../../..$canary $rootfs/pwn", "ln -s x $rootfs/pwn/x",
+            &["create-symlinks", "--link", "x::/pwn/x"];
+        "ln -sf $canary/file $rootfs/etc/ld.so.cache", ": >$rootfs/etc/ld.so.cache", &["update-ldcache", "--folder", "/usr/lib64"];
+        "rm -r $rootfs/etc/ld.so.conf.d; ln -s $canary $rootfs/etc/ld.so.conf.d", "echo x >$rootfs/etc/ld.so.conf.d/00-x.conf",
+            &["update-ldcache", "--folder", "/usr/lib64"];
+        "rm -r $rootfs/etc/ld.so.conf.d; ln -s $canary $rootfs/etc/ld.so.conf.d", "echo x >$rootfs/etc/ld.so.conf.d/00-x.conf",
+            &["enable-cuda-compat", "--host-driver-version", "535.183.01"];
+    } {
         for is_naive in [true, false] {
             let (dir, base) = crate::ldconfig::with_compat("include");
             let canary = dir.path().join("canary");
@@ -535,128 +518,46 @@ fn what_is_not_known() {
 }
 
 /// The commands of NVIDIA's installation guide and of scripts, in this order on one host: each exit status, and a part of the output.
-const GUIDE: [(&str, i32, &str); 36] = [
-    ("nvidia-ctk --version", 0, "nvidia-ctk version "),
-    ("nvidia-ctk -v", 0, "nvidia-ctk version "),
-    ("nvidia-ctk", 2, "a command is missing"),
-    ("nvidia-ctk cdi", 2, "a command is missing"),
-    ("nvidia-ctk system", 2, "a command is missing"),
-    ("nvidia-ctk --help", 0, "config"),
-    ("nvidia-ctk config", 0, "root = "),
-    ("nvidia-ctk config default", 0, "#no-cgroups = false"),
-    (
-        "nvidia-ctk runtime configure --runtime=docker --dry-run",
-        0,
-        "\"path\": \"$BIN/nvidia-container-runtime\"",
-    ),
-    ("cat /etc/docker/daemon.json", 1, ""),
-    (
-        "nvidia-ctk runtime configure --runtime=docker",
-        0,
-        "restart docker, for example with \"systemctl restart docker\"",
-    ),
-    ("cat /etc/docker/daemon.json", 0, "\"cdi\": true"),
-    (
-        "nvidia-ctk runtime configure --runtime=docker",
-        0,
-        "\"/etc/docker/daemon.json\" is already configured",
-    ),
-    (
-        "nvidia-ctk runtime configure --runtime=docker --config=$HOME/.config/docker/daemon.json",
-        0,
-        "/.config/docker/daemon.json\"; restart docker",
-    ),
-    (
-        "nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled",
-        0,
-        "wrote ",
-    ),
-    (
-        "cat /etc/docker/daemon.json",
-        0,
-        "\"default-runtime\": \"nvidia\"",
-    ),
-    (
-        "nvidia-ctk runtime configure --runtime=containerd",
-        0,
-        "wrote \"/etc/containerd/config.toml\"",
-    ),
-    ("cat /etc/containerd/config.toml", 0, "enable_cdi = true"),
-    ("nvidia-ctk runtime configure --runtime=crio", 0, "CRI-O"),
-    (
-        "nvidia-ctk runtime configure --runtime=lxc",
-        2,
-        "must be one of crio, podman, docker, containerd",
-    ),
-    (
-        "nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook",
-        2,
-        "is not supported",
-    ),
-    (
-        "nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place",
-        0,
-        "",
-    ),
-    (
-        "grep -c '^no-cgroups = true' /etc/nvidia-container-runtime/config.toml",
-        0,
-        "1",
-    ),
-    (
-        "nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi",
-        0,
-        "nvidia-container-runtime.mode has no effect",
-    ),
-    (
-        "nvidia-ctk config --set nvidia-container-runtime-hook.skip-mode-detection=true --in-place",
-        0,
-        "no effect",
-    ),
-    (
-        "nvidia-ctk config --set nvidia-container-cli.no-cgruops",
-        2,
-        "did you mean nvidia-container-cli.no-cgroups?",
-    ),
-    (
-        "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        0,
-        "wrote /etc/cdi/nvidia.yaml: nvidia.com/gpu=0",
-    ),
-    ("nvidia-ctk cdi generate", 0, "kind: nvidia.com/gpu"),
-    (
-        "nvidia-ctk cdi generate --device-name-strategy=type-index --format=json",
-        0,
-        "\"name\": \"gpu0\"",
-    ),
-    (
-        "nvidia-ctk cdi generate --mode=nvml --vendor=example.com --class=accel",
-        0,
-        "kind: example.com/accel",
-    ),
-    (
-        "nvidia-ctk cdi generate --mode=csv",
-        2,
-        "--mode=csv is not supported",
-    ),
-    (
-        "nvidia-ctk cdi generate --mode=gdrcopy",
-        1,
-        "hint: load the kernel module on the host: \"modprobe gdrdrv\"",
-    ),
-    ("nvidia-ctk cdi list", 0, "nvidia.com/gpu=all"),
-    (
-        "nvidia-ctk cdi transform root --from=/usr/lib64 --to=/x --relative-to=container --input=/etc/cdi/nvidia.yaml",
-        0,
-        "containerPath: /x/libcuda.so",
-    ),
-    ("nvidia-ctk info", 0, "GPU-51eed000"),
-    (
-        "nvidia-ctk system create-dev-char-symlinks --create-all",
-        0,
-        "",
-    ),
-];
+const GUIDE: [(&str, i32, &str); 36] = rows! {
+    "nvidia-ctk --version", 0, "nvidia-ctk version ";
+    "nvidia-ctk -v", 0, "nvidia-ctk version ";
+    "nvidia-ctk", 2, "a command is missing";
+    "nvidia-ctk cdi", 2, "a command is missing";
+    "nvidia-ctk system", 2, "a command is missing";
+    "nvidia-ctk --help", 0, "config";
+    "nvidia-ctk config", 0, "root = ";
+    "nvidia-ctk config default", 0, "#no-cgroups = false";
+    "nvidia-ctk runtime configure --runtime=docker --dry-run", 0, "\"path\": \"$BIN/nvidia-container-runtime\"";
+    "cat /etc/docker/daemon.json", 1, "";
+    "nvidia-ctk runtime configure --runtime=docker", 0, "restart docker, for example with \"systemctl restart docker\"";
+    "cat /etc/docker/daemon.json", 0, "\"cdi\": true";
+    "nvidia-ctk runtime configure --runtime=docker", 0, "\"/etc/docker/daemon.json\" is already configured";
+    "nvidia-ctk runtime configure --runtime=docker --config=$HOME/.config/docker/daemon.json", 0,
+        "/.config/docker/daemon.json\"; restart docker";
+    "nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled", 0, "wrote ";
+    "cat /etc/docker/daemon.json", 0, "\"default-runtime\": \"nvidia\"";
+    "nvidia-ctk runtime configure --runtime=containerd", 0, "wrote \"/etc/containerd/config.toml\"";
+    "cat /etc/containerd/config.toml", 0, "enable_cdi = true";
+    "nvidia-ctk runtime configure --runtime=crio", 0, "CRI-O";
+    "nvidia-ctk runtime configure --runtime=lxc", 2, "must be one of crio, podman, docker, containerd";
+    "nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook", 2, "is not supported";
+    "nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place", 0, "";
+    "grep -c '^no-cgroups = true' /etc/nvidia-container-runtime/config.toml", 0, "1";
+    "nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi", 0, "nvidia-container-runtime.mode has no effect";
+    "nvidia-ctk config --set nvidia-container-runtime-hook.skip-mode-detection=true --in-place", 0, "no effect";
+    "nvidia-ctk config --set nvidia-container-cli.no-cgruops", 2, "did you mean nvidia-container-cli.no-cgroups?";
+    "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", 0, "wrote /etc/cdi/nvidia.yaml: nvidia.com/gpu=0";
+    "nvidia-ctk cdi generate", 0, "kind: nvidia.com/gpu";
+    "nvidia-ctk cdi generate --device-name-strategy=type-index --format=json", 0, "\"name\": \"gpu0\"";
+    "nvidia-ctk cdi generate --mode=nvml --vendor=example.com --class=accel", 0, "kind: example.com/accel";
+    "nvidia-ctk cdi generate --mode=csv", 2, "--mode=csv is not supported";
+    "nvidia-ctk cdi generate --mode=gdrcopy", 1, "hint: load the kernel module on the host: \"modprobe gdrdrv\"";
+    "nvidia-ctk cdi list", 0, "nvidia.com/gpu=all";
+    "nvidia-ctk cdi transform root --from=/usr/lib64 --to=/x --relative-to=container --input=/etc/cdi/nvidia.yaml", 0,
+        "containerPath: /x/libcuda.so";
+    "nvidia-ctk info", 0, "GPU-51eed000";
+    "nvidia-ctk system create-dev-char-symlinks --create-all", 0, "";
+};
 
 fn the_commands_of_guides() {
     let (bin, dir) = (scratch(), scratch());

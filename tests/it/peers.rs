@@ -101,28 +101,12 @@ fn the_request() {
         let variable = format!("NVIDIA_VISIBLE_DEVICES={devices}");
         case.stops(&[&variable], "ONH-030", " 0, ");
     }
-    for (variable, id, says) in [
-        (
-            "NVIDIA_REQUIRE_CUDA=cuda>=13.5",
-            "ONH-034",
-            "NVIDIA_REQUIRE_CUDA=\"cuda>=13.5\", but GPU 0 has cuda 12.",
-        ),
-        (
-            "NVIDIA_REQUIRE_CUDA=cuda>>1",
-            "ONH-035",
-            "NVIDIA_REQUIRE_CUDA=\"cuda>>1\"",
-        ),
-        (
-            "NVIDIA_DRIVER_CAPABILITIES=computer",
-            "ONH-036",
-            "set to \"all\" or some of compat32,compute,",
-        ),
-        (
-            "NVIDIA_MIG_CONFIG_DEVICES=all",
-            "ONH-037",
-            "NVIDIA_MIG_CONFIG_DEVICES=\"all\"",
-        ),
-    ] {
+    for (variable, id, says) in rows! {
+        "NVIDIA_REQUIRE_CUDA=cuda>=13.5", "ONH-034", "NVIDIA_REQUIRE_CUDA=\"cuda>=13.5\", but GPU 0 has cuda 12.";
+        "NVIDIA_REQUIRE_CUDA=cuda>>1", "ONH-035", "NVIDIA_REQUIRE_CUDA=\"cuda>>1\"";
+        "NVIDIA_DRIVER_CAPABILITIES=computer", "ONH-036", "set to \"all\" or some of compat32,compute,";
+        "NVIDIA_MIG_CONFIG_DEVICES=all", "ONH-037", "NVIDIA_MIG_CONFIG_DEVICES=\"all\"";
+    } {
         case.stops(&[ALL[0], variable], id, says);
     }
 }

@@ -181,17 +181,11 @@ fn copies_in_other_containers() {
     podman.install_hook(&fake.config);
     let icd = "/etc/OpenCL/vendors/nvidia.icd";
     let look = format!("stat -c %u:%g:%a {icd}; cat {icd}; echo own >{icd} || true; cat {icd}");
-    for (options, expected) in [
-        (&[][..], "0:0:644\nlibnvidia-opencl.so.1\nown\n"),
-        (
-            &["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"][..],
-            "0:0:644\nlibnvidia-opencl.so.1\nown\n",
-        ),
-        (
-            &["--read-only"][..],
-            "0:0:644\nlibnvidia-opencl.so.1\nlibnvidia-opencl.so.1\n",
-        ),
-    ] {
+    for (options, expected) in rows! {
+        &[][..], "0:0:644\nlibnvidia-opencl.so.1\nown\n";
+        &["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"][..], "0:0:644\nlibnvidia-opencl.so.1\nown\n";
+        &["--read-only"][..], "0:0:644\nlibnvidia-opencl.so.1\nlibnvidia-opencl.so.1\n";
+    } {
         let env = [
             "-e",
             "NVIDIA_VISIBLE_DEVICES=all",

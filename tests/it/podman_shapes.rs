@@ -106,20 +106,12 @@ fn the_hosts_dev_is_left_alone() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig"]);
     let podman = Podman::with_image();
     podman.install_hook(&fake.config);
-    for (cgroup, volume, request) in [
-        (Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
-        (Cgroup::WithCrun, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=all"),
-        (
-            Cgroup::AsMounted,
-            "/dev/dri:/dev/dri",
-            "NVIDIA_VISIBLE_DEVICES=all",
-        ),
-        (
-            Cgroup::AsMounted,
-            "/dev/nvidia-caps:/dev/nvidia-caps",
-            "NVIDIA_VISIBLE_DEVICES=0:0",
-        ),
-    ] {
+    for (cgroup, volume, request) in rows! {
+        Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1";
+        Cgroup::WithCrun, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=all";
+        Cgroup::AsMounted, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all";
+        Cgroup::AsMounted, "/dev/nvidia-caps:/dev/nvidia-caps", "NVIDIA_VISIBLE_DEVICES=0:0";
+    } {
         let dir = scratch();
         let script = format!(
             "{nodes}; rm -r /dev/nvidia*; mkdir -p /dev/dri /dev/nvidia-caps; seen() {{ find /dev -xdev ! -path '/dev/shm*' -printf '%p %i %y %l\n' | sort; }}; \

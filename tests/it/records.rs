@@ -78,27 +78,12 @@ fn a_request_of_megabytes() {
         (0..30).map(|number| format!("NVIDIA_REQUIRE_N{number}={}", "cuda>=1.0 ".repeat(90))),
     );
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    for (env, outcome) in [
-        (
-            &[&*format!("NVIDIA_VISIBLE_DEVICES={}", names("x"))][..],
-            "failed",
-        ),
-        (
-            &[
-                "NVIDIA_VISIBLE_DEVICES=all",
-                &format!("NVIDIA_IMEX_CHANNELS={}", names("9")),
-            ],
-            "failed",
-        ),
-        (
-            &[
-                "NVIDIA_VISIBLE_DEVICES=all",
-                &format!("NVIDIA_DRIVER_CAPABILITIES={}", names("\u{202e}")),
-            ],
-            "failed",
-        ),
-        (&many, "ok"),
-    ] {
+    for (env, outcome) in rows! {
+        &[&*format!("NVIDIA_VISIBLE_DEVICES={}", names("x"))][..], "failed";
+        &["NVIDIA_VISIBLE_DEVICES=all", &format!("NVIDIA_IMEX_CHANNELS={}", names("9"))], "failed";
+        &["NVIDIA_VISIBLE_DEVICES=all", &format!("NVIDIA_DRIVER_CAPABILITIES={}", names("\u{202e}"))], "failed";
+        &many, "ok";
+    } {
         waiting.set_env(env);
         waiting.call(&mut isolated(dir.path()), &FakeDriver::shared().config);
         let sizes = sizes(dir.path());

@@ -169,30 +169,15 @@ fn driver_files_of_the_image() {
 fn links_in_the_image() {
     let fake = FakeDriver::shared();
     // (script in the image, the hook's message if the container cannot be set up)
-    for (script, says) in [
-        (
-            "mv usr/lib/x86_64-linux-gnu usr/real; ln -s /usr/real usr/lib/x86_64-linux-gnu",
-            "",
-        ),
-        (
-            "mv usr/lib/x86_64-linux-gnu usr/real; ln -s ../../../../usr/real usr/lib/x86_64-linux-gnu",
-            "",
-        ),
-        ("mv usr/bin usr/real; ln -s real usr/bin", ""),
-        ("mv usr usr2; ln -s a usr; ln -s usr2 a", ""),
-        (
-            "rm -r usr/lib/x86_64-linux-gnu; ln -s x86_64-linux-gnu usr/lib/x86_64-linux-gnu",
-            "(ELOOP)",
-        ),
-        (
-            "rm -r usr/lib/x86_64-linux-gnu; ln -s /nowhere usr/lib/x86_64-linux-gnu",
-            "open its directory",
-        ),
-        (
-            "rm -r usr/lib/x86_64-linux-gnu; echo >usr/lib/x86_64-linux-gnu",
-            "(ENOTDIR)",
-        ),
-    ] {
+    for (script, says) in rows! {
+        "mv usr/lib/x86_64-linux-gnu usr/real; ln -s /usr/real usr/lib/x86_64-linux-gnu", "";
+        "mv usr/lib/x86_64-linux-gnu usr/real; ln -s ../../../../usr/real usr/lib/x86_64-linux-gnu", "";
+        "mv usr/bin usr/real; ln -s real usr/bin", "";
+        "mv usr usr2; ln -s a usr; ln -s usr2 a", "";
+        "rm -r usr/lib/x86_64-linux-gnu; ln -s x86_64-linux-gnu usr/lib/x86_64-linux-gnu", "(ELOOP)";
+        "rm -r usr/lib/x86_64-linux-gnu; ln -s /nowhere usr/lib/x86_64-linux-gnu", "open its directory";
+        "rm -r usr/lib/x86_64-linux-gnu; echo >usr/lib/x86_64-linux-gnu", "(ENOTDIR)";
+    } {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         sh(&format!("cd '{}'; {script}", image.rootfs.display())).ok();

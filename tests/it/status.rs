@@ -366,45 +366,17 @@ fn of_a_cri_o_that_runs() {
             .find(|status| status.engine == "CRI-O")
             .unwrap()
     };
-    for (live, on_disk, active, why, fix) in [
-        (Some(usual), None, true, "", ""),
-        (None, None, true, "", ""),
-        (
-            Some(other),
-            None,
-            false,
-            "the hooks directories of the running CRI-O are /etc/nohooks, /opt/hooks",
-            "run \"systemctl restart crio\"; if",
-        ),
-        (
-            Some(""),
-            None,
-            false,
-            "the hooks directories of the running CRI-O are (none), its configuration files name ",
-            "run \"systemctl restart crio\"; if",
-        ),
-        (
-            Some(other),
-            Some(other),
-            false,
-            "sets the hooks directories /etc/nohooks",
-            ", and run \"systemctl restart crio\"",
-        ),
-        (
-            None,
-            Some(other),
-            false,
-            "sets the hooks directories /etc/nohooks",
-            ", and run \"systemctl restart crio\"",
-        ),
-        (
-            Some(usual),
-            Some(other),
-            true,
-            "until its next start: ",
-            "add \"/usr/share/containers/oci/hooks.d\" to hooks_dir",
-        ),
-    ] {
+    for (live, on_disk, active, why, fix) in rows! {
+        Some(usual), None, true, "", "";
+        None, None, true, "", "";
+        Some(other), None, false, "the hooks directories of the running CRI-O are /etc/nohooks, /opt/hooks",
+            "run \"systemctl restart crio\"; if";
+        Some(""), None, false, "the hooks directories of the running CRI-O are (none), its configuration files name ",
+            "run \"systemctl restart crio\"; if";
+        Some(other), Some(other), false, "sets the hooks directories /etc/nohooks", ", and run \"systemctl restart crio\"";
+        None, Some(other), false, "sets the hooks directories /etc/nohooks", ", and run \"systemctl restart crio\"";
+        Some(usual), Some(other), true, "until its next start: ", "add \"/usr/share/containers/oci/hooks.d\" to hooks_dir";
+    } {
         let status = status(live, on_disk);
         let text = format!("{live:?} {on_disk:?}: {status:?}");
         assert_eq!(status.active, active, "{text}");
@@ -538,34 +510,14 @@ fn knows_the_device_plugin() {
     };
     let other = format!("another device plugin serves \"{dir}/nvidia-gpu.sock\"");
     let enable = "run \"oci-nvidia-kubelet-plugin check\" and \"systemctl enable --now oci-nvidia-kubelet-plugin\"";
-    let steps = [
-        ("true", Value::Null, ""),
-        (
-            "install -D -m 755 /dev/null /usr/local/bin/oci-nvidia-kubelet-plugin",
-            idle("no kubelet runs", ""),
-            "skipped",
-        ),
-        (
-            "touch $dir/oci-nvidia-gpu.sock",
-            idle("no kubelet runs", ""),
-            "skipped",
-        ),
-        (
-            "rm $dir/*; touch $dir/kubelet.sock",
-            idle("it serves no resource to the kubelet", enable),
-            "ONH-603",
-        ),
-        (
-            "touch $dir/nvidia-gpu.sock",
-            idle(&other, "remove one of the two plugins"),
-            "ONH-601",
-        ),
-        (
-            "touch $dir/oci-nvidia-gpu.sock",
-            json!({"unit": unit, "active": true, "sockets": [&socket]}),
-            "skipped",
-        ),
-    ];
+    let steps = rows! {
+        "true", Value::Null, "";
+        "install -D -m 755 /dev/null /usr/local/bin/oci-nvidia-kubelet-plugin", idle("no kubelet runs", ""), "skipped";
+        "touch $dir/oci-nvidia-gpu.sock", idle("no kubelet runs", ""), "skipped";
+        "rm $dir/*; touch $dir/kubelet.sock", idle("it serves no resource to the kubelet", enable), "ONH-603";
+        "touch $dir/nvidia-gpu.sock", idle(&other, "remove one of the two plugins"), "ONH-601";
+        "touch $dir/oci-nvidia-gpu.sock", json!({"unit": unit, "active": true, "sockets": [&socket]}), "skipped";
+    };
     for count in 1..=steps.len() {
         let (_, expected, finding) = &steps[count - 1];
         let setup: Vec<_> = steps.iter().take(count).map(|(setup, ..)| *setup).collect();
@@ -678,23 +630,17 @@ fn a_pipe_gets_the_same_lines() {
 
 /// The states of a node whose engine is CRI-O: commands that change the node with an active hook, and whether CRI-O still starts the
 /// hook.
-const STATES: &[(&str, bool)] = &[
-    ("true", true),
-    ("rm /usr/local/bin/oci-nvidia-hook", false),
-    (
-        "sed -i 's/\"always\": true/\"always\": false/' $hooks/oci-nvidia-hook.json",
-        false,
-    ),
-    ("echo '{' >$hooks/oci-nvidia-hook.json", false),
-    (
-        "mkdir -p /etc/crio/crio.conf.d/more /run/hooks; mv $hooks/*.json /run/hooks; \
-         printf '[crio.runtime]\\nhooks_dir = [\"/run/hooks\"]\\n' >/etc/crio/crio.conf.d/more/10-hooks",
-        true,
-    ),
-    ("mv $hooks/oci-nvidia-hook.json $hooks/gpus.json", true),
-    ("rm $hooks/oci-nvidia-hook.json", false),
-    ("chmod 644 /usr/local/bin/oci-nvidia-hook", false),
-];
+const STATES: &[(&str, bool)] = &rows! {
+    "true", true;
+    "rm /usr/local/bin/oci-nvidia-hook", false;
+    "sed -i 's/\"always\": true/\"always\": false/' $hooks/oci-nvidia-hook.json", false;
+    "echo '{' >$hooks/oci-nvidia-hook.json", false;
+    "mkdir -p /etc/crio/crio.conf.d/more /run/hooks; mv $hooks/*.json /run/hooks; \
+         printf '[crio.runtime]\\nhooks_dir = [\"/run/hooks\"]\\n' >/etc/crio/crio.conf.d/more/10-hooks", true;
+    "mv $hooks/oci-nvidia-hook.json $hooks/gpus.json", true;
+    "rm $hooks/oci-nvidia-hook.json", false;
+    "chmod 644 /usr/local/bin/oci-nvidia-hook", false;
+};
 
 /// `status`, `doctor` and the device plugin's `check` agree whether CRI-O starts the hook. The plugin's answer matters most: with a
 /// variable, a pod whose engine does not start the hook would get device nodes without driver libraries.

@@ -12,34 +12,19 @@ tests! {
 }
 
 /// The programs of the machine. `$STATE` is a directory that contains `installed` while the packages are installed.
-const PROGRAMS: &[(&str, &str)] = &[
-    (
-        "rpm",
-        "case \"$*\" in -qp*) echo oci-nvidia-hook ;; '-q --qf'*) printf 'oci-nvidia-hook 0.1.0-0 ' ;; \
-         -V*) ;; -q*) test -e $STATE/installed ;; esac",
-    ),
-    (
-        "zypper",
-        "case \"$*\" in *' install '*) touch $STATE/installed ;; *' remove '*) rm $STATE/installed ;; esac",
-    ),
-    (
-        "systemctl",
-        "case $1 in is-enabled) echo enabled ;; is-active) echo active ;; *) echo systemd 257 ;; esac",
-    ),
-    ("journalctl", "cat $STATE/journal"),
-    ("getenforce", "echo Enforcing"),
-    (
-        "nvidia-smi",
-        "echo 'GPU 0: NVIDIA A100 (UUID: GPU-51eed000-1111-2222-3333-444455556666)'",
-    ),
-    (
-        "podman",
-        "case $1 in --version) echo podman version 5.4.2 ;; run) nvidia-smi ;; esac",
-    ),
-    ("runc", "echo runc version 1.2.6"),
-    ("crun", "echo crun version 1.19"),
-    ("oci-nvidia-hook", "exit 0"),
-];
+const PROGRAMS: &[(&str, &str)] = &rows! {
+    "rpm", "case \"$*\" in -qp*) echo oci-nvidia-hook ;; '-q --qf'*) printf 'oci-nvidia-hook 0.1.0-0 ' ;; \
+         -V*) ;; -q*) test -e $STATE/installed ;; esac";
+    "zypper", "case \"$*\" in *' install '*) touch $STATE/installed ;; *' remove '*) rm $STATE/installed ;; esac";
+    "systemctl", "case $1 in is-enabled) echo enabled ;; is-active) echo active ;; *) echo systemd 257 ;; esac";
+    "journalctl", "cat $STATE/journal";
+    "getenforce", "echo Enforcing";
+    "nvidia-smi", "echo 'GPU 0: NVIDIA A100 (UUID: GPU-51eed000-1111-2222-3333-444455556666)'";
+    "podman", "case $1 in --version) echo podman version 5.4.2 ;; run) nvidia-smi ;; esac";
+    "runc", "echo runc version 1.2.6";
+    "crun", "echo crun version 1.19";
+    "oci-nvidia-hook", "exit 0";
+};
 
 struct Machine {
     dir: tempfile::TempDir,
@@ -133,44 +118,15 @@ fn each_fault_fails_its_check() {
                   tcontext=system_u:object_r:device_t:s0 tclass=chr_file";
     let leak = "echo \"no GPU-51eed000-1111-2222-3333-444455556666 on $(uname -n) for /home/anna, 192.168.1.7\"; exit 1";
     let denies = format!("echo '{denial}'");
-    let faults = [
-        (
-            "rpm -V",
-            "rpm",
-            "case \"$*\" in -qp*) echo oci-nvidia-hook ;; -V*) exit 1 ;; -q*) test -e $STATE/installed ;; esac",
-            "files of the packages",
-        ),
-        (
-            "unit",
-            "systemctl",
-            "case $1 in is-active) echo inactive ;; *) echo enabled ;; esac",
-            "oci-nvidia-hook-cdi.path is active",
-        ),
-        (
-            "container",
-            "podman",
-            leak,
-            "podman run --device nvidia.com/gpu=all",
-        ),
-        (
-            "doctor",
-            "oci-nvidia-hook",
-            "[ \"$1\" != doctor ] || exit 2",
-            "doctor",
-        ),
-        (
-            "removal",
-            "zypper",
-            "case \"$*\" in *' install '*) touch $STATE/installed ;; *) exit 104 ;; esac",
-            "removal",
-        ),
-        (
-            "journal",
-            "journalctl",
-            denies.as_str(),
-            "SELinux denies nothing",
-        ),
-    ];
+    let faults = rows! {
+        "rpm -V", "rpm", "case \"$*\" in -qp*) echo oci-nvidia-hook ;; -V*) exit 1 ;; -q*) test -e $STATE/installed ;; esac",
+            "files of the packages";
+        "unit", "systemctl", "case $1 in is-active) echo inactive ;; *) echo enabled ;; esac", "oci-nvidia-hook-cdi.path is active";
+        "container", "podman", leak, "podman run --device nvidia.com/gpu=all";
+        "doctor", "oci-nvidia-hook", "[ \"$1\" != doctor ] || exit 2", "doctor";
+        "removal", "zypper", "case \"$*\" in *' install '*) touch $STATE/installed ;; *) exit 104 ;; esac", "removal";
+        "journal", "journalctl", denies.as_str(), "SELinux denies nothing";
+    };
     for (fault, program, script, check) in faults {
         let machine = Machine::new();
         machine.set(program, script);

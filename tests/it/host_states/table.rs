@@ -164,60 +164,28 @@ const A_RUN_DIRECTORY: &str = "mkdir -p -m 700 /run/oci-nvidia-hook/containers; 
 const AS_NOBODY: &str = "printf '[nvidia-container-cli]\\nuser = \"nobody\"\\n' >/etc/nvidia-container-runtime/config.toml;";
 
 /// Faults of more than one object, which reports of users contain.
-const MORE: &[(&str, &str)] = &[
-    ("none", ""),
-    (
-        "all nodes missing",
-        "rm /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm* /dev/nvidia-modeset",
-    ),
-    (
-        "all nodes of another user",
-        "chown 1000:1000 /dev/nvidia*; chmod 600 /dev/nvidia?*",
-    ),
-    ("all nodes of mode 0", "chmod 0 /dev/nvidia?*"),
-    (
-        "a GPU that NVML does not list",
-        "cp -r /proc/driver/nvidia/gpus/0000:02:00.0 /proc/driver/nvidia/gpus/0000:03:00.0; \
+const MORE: &[(&str, &str)] = &rows! {
+    "none", "";
+    "all nodes missing", "rm /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm* /dev/nvidia-modeset";
+    "all nodes of another user", "chown 1000:1000 /dev/nvidia*; chmod 600 /dev/nvidia?*";
+    "all nodes of mode 0", "chmod 0 /dev/nvidia?*";
+    "a GPU that NVML does not list", "cp -r /proc/driver/nvidia/gpus/0000:02:00.0 /proc/driver/nvidia/gpus/0000:03:00.0; \
          sed -i 's/02:00.0/03:00.0/; s/Device Minor:.*/Device Minor: \\t 2/; s/51eed001/51eed002/' \
-         /proc/driver/nvidia/gpus/0000:03:00.0/information",
-    ),
-    ("no module", "rm -r /proc/driver/nvidia /sys/module/nvidia*"),
-    (
-        "no uvm module",
-        "rm -r /sys/module/nvidia_uvm /dev/nvidia-uvm*",
-    ),
-    ("no libraries", "rm $lib/libnvidia* $lib/libcuda*; ldconfig"),
-    (
-        "a full disk during an update",
-        ": >$lib/libcuda.so.535.183.01; : >$lib/libnvidia-nvvm.so.535.183.01; ldconfig",
-    ),
-    (
-        "all GPUs denied",
-        "printf '[devices]\\ndeny = [\"all\"]\\n' >/etc/nvidia-container-runtime/config.toml",
-    ),
-    (
-        "one GPU denied",
-        "printf '[devices]\\ndeny = [\"0\"]\\n' >/etc/nvidia-container-runtime/config.toml",
-    ),
-    (
-        "an unknown key",
-        "echo 'bogus = 1' >/etc/nvidia-container-runtime/config.toml",
-    ),
-    (
-        "an unknown user",
-        "printf '[nvidia-container-cli]\\nuser = \"nosuchuser\"\\n' >/etc/nvidia-container-runtime/config.toml",
-    ),
-    (
-        "a driver root without a driver",
-        "mkdir /run/empty; printf '[nvidia-container-cli]\\nroot = \"/run/empty\"\\n' >/etc/nvidia-container-runtime/config.toml",
-    ),
-    (
-        "a missing driver root",
-        "printf '[nvidia-container-cli]\\nroot = \"/run/gone\"\\n' >/etc/nvidia-container-runtime/config.toml",
-    ),
-    ("no major numbers", "mount --bind /dev/null /proc/devices"),
-    ("no PCI devices", "mount -t tmpfs none /sys/bus/pci/devices"),
-];
+         /proc/driver/nvidia/gpus/0000:03:00.0/information";
+    "no module", "rm -r /proc/driver/nvidia /sys/module/nvidia*";
+    "no uvm module", "rm -r /sys/module/nvidia_uvm /dev/nvidia-uvm*";
+    "no libraries", "rm $lib/libnvidia* $lib/libcuda*; ldconfig";
+    "a full disk during an update", ": >$lib/libcuda.so.535.183.01; : >$lib/libnvidia-nvvm.so.535.183.01; ldconfig";
+    "all GPUs denied", "printf '[devices]\\ndeny = [\"all\"]\\n' >/etc/nvidia-container-runtime/config.toml";
+    "one GPU denied", "printf '[devices]\\ndeny = [\"0\"]\\n' >/etc/nvidia-container-runtime/config.toml";
+    "an unknown key", "echo 'bogus = 1' >/etc/nvidia-container-runtime/config.toml";
+    "an unknown user", "printf '[nvidia-container-cli]\\nuser = \"nosuchuser\"\\n' >/etc/nvidia-container-runtime/config.toml";
+    "a driver root without a driver",
+        "mkdir /run/empty; printf '[nvidia-container-cli]\\nroot = \"/run/empty\"\\n' >/etc/nvidia-container-runtime/config.toml";
+    "a missing driver root", "printf '[nvidia-container-cli]\\nroot = \"/run/gone\"\\n' >/etc/nvidia-container-runtime/config.toml";
+    "no major numbers", "mount --bind /dev/null /proc/devices";
+    "no PCI devices", "mount -t tmpfs none /sys/bus/pci/devices";
+};
 
 /// Returns the table.
 pub fn all() -> Vec<State> {

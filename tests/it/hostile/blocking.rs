@@ -18,28 +18,12 @@ tests! {
 /// A file in procfs that its mode shows as regular: a read waits for the kernel's next message, and takes it from syslog.
 fn blocking_files_of_the_kernel_are_not_read() {
     let proc = "mount --bind /proc $rootfs/proc";
-    for (name, image, says) in [
-        (
-            "a link",
-            "ln -sfn /proc/kmsg $rootfs/etc/ld.so.cache",
-            "ONH-302",
-        ),
-        (
-            "a climbing link",
-            "ln -sfn ../../proc/kmsg $rootfs/etc/ld.so.cache",
-            "ONH-302",
-        ),
-        (
-            "a link to text",
-            "ln -sfn /proc/self/mounts $rootfs/etc/ld.so.cache",
-            "ONH-302",
-        ),
-        (
-            "a directory of CUDA compatibility libraries",
-            "mkdir -p $rootfs/usr/local/cuda; ln -s /proc $rootfs/usr/local/cuda/compat",
-            "",
-        ),
-    ] {
+    for (name, image, says) in rows! {
+        "a link", "ln -sfn /proc/kmsg $rootfs/etc/ld.so.cache", "ONH-302";
+        "a climbing link", "ln -sfn ../../proc/kmsg $rootfs/etc/ld.so.cache", "ONH-302";
+        "a link to text", "ln -sfn /proc/self/mounts $rootfs/etc/ld.so.cache", "ONH-302";
+        "a directory of CUDA compatibility libraries", "mkdir -p $rootfs/usr/local/cuda; ln -s /proc $rootfs/usr/local/cuda/compat", "";
+    } {
         let scene = Scene::new("debian", image);
         if image.contains("kmsg") {
             // A naive read waits for a message, or takes one.

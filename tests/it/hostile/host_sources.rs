@@ -345,23 +345,14 @@ fn plan(container: &Waiting, fake: &FakeDriver) -> Ran {
 /// The administrator's setting replaces the check of the owner, and nothing else.
 fn an_mps_directory_that_is_named() {
     let named = "environment = [\"PATH=/nowhere\", \"CUDA_MPS_PIPE_DIRECTORY=/srv/mps\"]";
-    for (script, refused) in [
-        ("mkdir -p srv/mps; chown 65533 srv/mps", ""),
-        ("mkdir -p srv/mps; chown 65533 srv srv/mps", ""),
-        (
-            "mkdir -p srv; chmod 1777 srv; ln -s / srv/mps",
-            "\"/srv/mps\" is a symbolic link",
-        ),
-        (
-            "mkdir -p srv; chown 65533 srv; ln -s / srv/mps",
-            "\"/srv/mps\" is a symbolic link",
-        ),
-        ("mkdir -p srv; echo >srv/mps", "it is not a directory"),
-        (
-            "true",
-            "the MPS directory \"/srv/mps\" that config.toml names does not exist",
-        ),
-    ] {
+    for (script, refused) in rows! {
+        "mkdir -p srv/mps; chown 65533 srv/mps", "";
+        "mkdir -p srv/mps; chown 65533 srv srv/mps", "";
+        "mkdir -p srv; chmod 1777 srv; ln -s / srv/mps", "\"/srv/mps\" is a symbolic link";
+        "mkdir -p srv; chown 65533 srv; ln -s / srv/mps", "\"/srv/mps\" is a symbolic link";
+        "mkdir -p srv; echo >srv/mps", "it is not a directory";
+        "true", "the MPS directory \"/srv/mps\" that config.toml names does not exist";
+    } {
         let (fake, dir) = (host(), scratch());
         fake.configure(named);
         sh(&format!(

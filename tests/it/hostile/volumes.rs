@@ -345,24 +345,14 @@ fn volumes_with_the_hosts_etc() {
         "localhost/plain",
     );
     let users = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"];
-    for (cgroup, more, image, place) in [
-        (Cgroup::AsMounted, &users[..], "localhost/etc-link", "/host"),
-        (Cgroup::WithCrun, &users[..], "localhost/etc-link", "/host"),
-        (Cgroup::AsMounted, &users[..], "localhost/plain", "/etc"),
-        (
-            Cgroup::AsMounted,
-            &["--user=1000", "--cap-drop=all"],
-            "localhost/etc-link",
-            "/host",
-        ),
-        (
-            Cgroup::AsMounted,
-            &["--read-only"],
-            "localhost/etc-link",
-            "/host",
-        ),
-        (Cgroup::WithCrun, &[], "localhost/plain", "/etc"),
-    ] {
+    for (cgroup, more, image, place) in rows! {
+        Cgroup::AsMounted, &users[..], "localhost/etc-link", "/host";
+        Cgroup::WithCrun, &users[..], "localhost/etc-link", "/host";
+        Cgroup::AsMounted, &users[..], "localhost/plain", "/etc";
+        Cgroup::AsMounted, &["--user=1000", "--cap-drop=all"], "localhost/etc-link", "/host";
+        Cgroup::AsMounted, &["--read-only"], "localhost/etc-link", "/host";
+        Cgroup::WithCrun, &[], "localhost/plain", "/etc";
+    } {
         let script = format!(
             "{SEEN}; before=$(seen '{etc}'); \"$@\" run --rm --network=none --log-driver=none {} -v '{etc}:{place}' \
              -e NVIDIA_VISIBLE_DEVICES=1 {image} sh -c 'probe-dlopen libcuda.so.1 && nvidia-smi -L; \

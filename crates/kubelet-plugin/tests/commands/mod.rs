@@ -78,33 +78,16 @@ fn command_lines() {
     let document = fake.dir.path().join("bad.yaml").display().to_string();
     std::fs::write(&document, "version: v1\nsharing: [\n").unwrap();
     let missing = format!("{dir}/missing.yaml");
-    for (arguments, code, message, hint) in [
-        (
-            &["chek"][..],
-            2,
-            "invalid command line: unknown command \"chek\" (ONH-002)",
-            "did you mean check? See \"oci-nvidia-kubelet-plugin --help\"",
-        ),
-        (
-            &["check", "--replicas", "x"],
-            2,
-            "invalid command line: --replicas has an invalid value; it must be ",
-            "run \"oci-nvidia-kubelet-plugin run --help\"",
-        ),
-        (&["check", "--config-file", &document], 1, "(ONH-075)", ""),
-        (
-            &["check", "--config-file", &missing],
-            1,
-            "no such file or directory (ENOENT) (ONH-0",
-            "",
-        ),
-        (
-            &["clear", "GPU-0", "--run-dir", &dir],
-            1,
-            "cannot clear \"GPU-0\" in the running plugin: no device plugin runs on this host (ONH-001)",
-            "start the plugin with",
-        ),
-    ] {
+    for (arguments, code, message, hint) in rows! {
+        &["chek"][..], 2, "invalid command line: unknown command \"chek\" (ONH-002)",
+            "did you mean check? See \"oci-nvidia-kubelet-plugin --help\"";
+        &["check", "--replicas", "x"], 2, "invalid command line: --replicas has an invalid value; it must be ",
+            "run \"oci-nvidia-kubelet-plugin run --help\"";
+        &["check", "--config-file", &document], 1, "(ONH-075)", "";
+        &["check", "--config-file", &missing], 1, "no such file or directory (ENOENT) (ONH-0", "";
+        &["clear", "GPU-0", "--run-dir", &dir], 1,
+            "cannot clear \"GPU-0\" in the running plugin: no device plugin runs on this host (ONH-001)", "start the plugin with";
+    } {
         let (found, stdout, stderr) = run(arguments);
         let is_code = (found, stdout.as_str()) == (Some(code), "");
         assert!(is_code, "{arguments:?}: {stderr}");
@@ -298,39 +281,15 @@ fn a_person_who_waits_sees_a_line() {
 
 fn bad_settings() {
     let fake = Fake::new(&["--gpus", "1"]);
-    for (option, value, says) in [
-        (
-            "--replicas",
-            "0",
-            "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)",
-        ),
-        (
-            "--mig-strategy",
-            "both",
-            "it must be \"none\", \"single\" or \"mixed\" (ONH-002)",
-        ),
-        (
-            "--device-list-strategy",
-            "cdi",
-            "it must be a list of \"envvar\", ",
-        ),
-        (
-            "--device-list-strategy",
-            "host-path,envvar",
-            "and \"host-path\" alone (ONH-002)",
-        ),
-        (
-            "--nvidia-driver-root",
-            "x",
-            "--nvidia-driver-root has an invalid value; it must be an absolute path (ONH-002)",
-        ),
-        ("--resources", "name=a.b/c", "\"a.b/c\" has no model"),
-        (
-            "--quiet-period",
-            "0",
-            "it must be a number of seconds from 1 to 600 (ONH-002)",
-        ),
-    ] {
+    for (option, value, says) in rows! {
+        "--replicas", "0", "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)";
+        "--mig-strategy", "both", "it must be \"none\", \"single\" or \"mixed\" (ONH-002)";
+        "--device-list-strategy", "cdi", "it must be a list of \"envvar\", ";
+        "--device-list-strategy", "host-path,envvar", "and \"host-path\" alone (ONH-002)";
+        "--nvidia-driver-root", "x", "--nvidia-driver-root has an invalid value; it must be an absolute path (ONH-002)";
+        "--resources", "name=a.b/c", "\"a.b/c\" has no model";
+        "--quiet-period", "0", "it must be a number of seconds from 1 to 600 (ONH-002)";
+    } {
         let (code, text, errors) = check(&fake, &[option, value]);
         assert_eq!((code, text.as_str()), (Some(2), ""), "{errors}");
         assert!(errors.contains(says), "{errors}");

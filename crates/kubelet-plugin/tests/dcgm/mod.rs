@@ -15,32 +15,14 @@ tests! {
 }
 
 /// The queries of the dashboard that NVIDIA publishes for its DCGM exporter, without that for DCGM's profiling.
-const DASHBOARD: [(&str, f64); 6] = [
-    (
-        "DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0\"}",
-        41.0,
-    ),
-    (
-        "avg(DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0|2\"})",
-        45.0,
-    ),
-    (
-        "sum(DCGM_FI_DEV_POWER_USAGE{instance=~\"node-1\", gpu=~\"0\"})",
-        62.5,
-    ),
-    (
-        "DCGM_FI_DEV_SM_CLOCK{instance=~\"node-1\", gpu=~\"0\"} * 1000000",
-        1_980_000_000.0,
-    ),
-    (
-        "DCGM_FI_DEV_GPU_UTIL{instance=~\"node-1\", gpu=~\"0\"}",
-        37.0,
-    ),
-    (
-        "DCGM_FI_DEV_FB_USED{instance=~\"node-1\", gpu=~\"0\"}",
-        1024.0,
-    ),
-];
+const DASHBOARD: [(&str, f64); 6] = rows! {
+    "DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0\"}", 41.0;
+    "avg(DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0|2\"})", 45.0;
+    "sum(DCGM_FI_DEV_POWER_USAGE{instance=~\"node-1\", gpu=~\"0\"})", 62.5;
+    "DCGM_FI_DEV_SM_CLOCK{instance=~\"node-1\", gpu=~\"0\"} * 1000000", 1_980_000_000.0;
+    "DCGM_FI_DEV_GPU_UTIL{instance=~\"node-1\", gpu=~\"0\"}", 37.0;
+    "DCGM_FI_DEV_FB_USED{instance=~\"node-1\", gpu=~\"0\"}", 1024.0;
+};
 
 fn dcgms_dashboard_finds_data() {
     let fake = Fake::new(&["--gpus", "3"]);

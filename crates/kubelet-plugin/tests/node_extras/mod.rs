@@ -251,50 +251,20 @@ fn metrics_for_hostile_clients() {
     let node = Node::start(&["--gpus", "1"], &METRICS);
     let address = address(&node);
     let ask = |request: &str| exchange(address, request.as_bytes());
-    for (request, status) in [
-        (
-            "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
-            "200 OK",
-        ),
-        ("GET /metrics?x=y HTTP/1.0\r\n\r\n".to_owned(), "200 OK"),
-        (
-            "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
-            "200 OK",
-        ),
-        (
-            "GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
-            "404 Not Found",
-        ),
-        (
-            "GET /metrics/../healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
-            "404 Not Found",
-        ),
-        (
-            "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".to_owned(),
-            "405 Method Not Allowed",
-        ),
-        (
-            "DELETE /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
-            "405 Method Not Allowed",
-        ),
-        (
-            format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 16)),
-            "431 ",
-        ),
-        (
-            format!(
-                "GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n",
-                "a".repeat(1 << 16)
-            ),
-            "431 ",
-        ),
-        (
-            format!("GET /metrics HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(500)),
-            "431 ",
-        ),
-        ("\0\r\n\r\n".to_owned(), "400 Bad Request"),
-        ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(), ""),
-    ] {
+    for (request, status) in rows! {
+        "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "200 OK";
+        "GET /metrics?x=y HTTP/1.0\r\n\r\n".to_owned(), "200 OK";
+        "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "200 OK";
+        "GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "404 Not Found";
+        "GET /metrics/../healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "404 Not Found";
+        "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".to_owned(), "405 Method Not Allowed";
+        "DELETE /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "405 Method Not Allowed";
+        format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 16)), "431 ";
+        format!("GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n", "a".repeat(1 << 16)), "431 ";
+        format!("GET /metrics HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(500)), "431 ";
+        "\0\r\n\r\n".to_owned(), "400 Bad Request";
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(), "";
+    } {
         let answer = ask(&request);
         let shown: String = request.chars().take(60).collect();
         let (_, rest) = answer.split_once(' ').unwrap_or_default();

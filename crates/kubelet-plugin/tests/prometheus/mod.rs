@@ -229,27 +229,15 @@ const BY_GPU: [(&str, &[f64]); 9] = [
 ];
 
 /// The same with one series for each pod, as the page describes them.
-const BY_POD: [(&str, &[f64]); 7] = [
-    ("sum(DCGM_FI_DEV_POWER_USAGE{instance=\"pod\"})", &[265.0]),
-    (
-        "sum(max by (UUID) (DCGM_FI_DEV_POWER_USAGE{instance=\"pod\"}))",
-        &[202.5],
-    ),
-    (
-        "sum(max by (UUID) (DCGM_FI_DEV_FB_USED{instance=\"pod\"}))",
-        &[3000.0],
-    ),
-    (
-        "avg(max by (UUID) (DCGM_FI_DEV_GPU_UTIL{instance=\"pod\"}))",
-        &[30.0],
-    ),
-    ("count(DCGM_FI_DEV_GPU_TEMP{instance=\"pod\"})", &[4.0]),
-    (
-        "DCGM_FI_DEV_GPU_UTIL{instance=\"pod\", pod=~\"a|b\"}",
-        &[30.0, 30.0],
-    ),
-    ("DCGM_FI_DEV_GPU_UTIL{instance=\"pod\", pod=\"\"}", &[0.0]),
-];
+const BY_POD: [(&str, &[f64]); 7] = rows! {
+    "sum(DCGM_FI_DEV_POWER_USAGE{instance=\"pod\"})", &[265.0];
+    "sum(max by (UUID) (DCGM_FI_DEV_POWER_USAGE{instance=\"pod\"}))", &[202.5];
+    "sum(max by (UUID) (DCGM_FI_DEV_FB_USED{instance=\"pod\"}))", &[3000.0];
+    "avg(max by (UUID) (DCGM_FI_DEV_GPU_UTIL{instance=\"pod\"}))", &[30.0];
+    "count(DCGM_FI_DEV_GPU_TEMP{instance=\"pod\"})", &[4.0];
+    "DCGM_FI_DEV_GPU_UTIL{instance=\"pod\", pod=~\"a|b\"}", &[30.0, 30.0];
+    "DCGM_FI_DEV_GPU_UTIL{instance=\"pod\", pod=\"\"}", &[0.0];
+};
 
 /// What the panels of dashboard.json show for the node `gpu`, by their titles. The others need a rate or an error.
 const PANELS: [(&str, &[f64]); 6] = [
