@@ -19,11 +19,11 @@ help:
 		/^[a-z][a-z0-9-]*:/ && text != "" { sub(/:.*/, "", $$1); sub(/[.:] .*/, "", text); sub(/[.]$$/, "", text); \
 		printf "make %-15s %s\n", $$1, text } !/^SECONDS/ { text = "" }' Makefile
 
-## Builds target/release/oci-nvidia-hook, and the static program of the package -compat, which needs libc.a.
+## Builds target/release/oci-nvidia-hook, a static program, which needs libc.a, and oci-nvidia-nvml, which it starts.
 build:
-	$(CARGO) build --release --locked --features lean
-	$(CARGO) rustc --release --locked --package oci-nvidia-hook-compat -- -C target-feature=+crt-static
-	packaging/check-build-ids $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook-compat
+	$(CARGO) rustc --release --locked --features lean --bin oci-nvidia-hook -- -C target-feature=+crt-static
+	$(CARGO) build --release --locked --package oci-nvidia-nvml
+	packaging/check-programs $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook
 
 ## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:
@@ -114,9 +114,8 @@ lint: lint-variants
 # once for clippy and rustdoc.
 lint-variants:
 	$(CARGO) clippy --locked --workspace --lib --bins --examples --benches --features oci-nvidia-hook/lean -- $(WARNINGS)
-	$(CARGO) clippy --locked --package oci-nvidia-hook-compat -- $(WARNINGS)
 	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items \
-		--lib --examples --bin oci-nvidia-hook-compat --bin oci-nvidia-kubelet-plugin
+		--lib --examples --bin oci-nvidia-nvml --bin oci-nvidia-kubelet-plugin
 
 ## Searches for inputs that crash a parser, SECONDS for each of TARGETS (default: all). Works with a stable compiler, because the
 ## script sets RUSTC_BOOTSTRAP.

@@ -25,8 +25,7 @@
 //! | [`mps`] | the MPS daemon of a GPU |
 //! | [`cli`] | command lines parsed, results printed |
 //!
-//! `docs/architecture.md` has the whole picture. Public are only [`run`], what `crates/compat` calls, and [`testing`]: other programs
-//! use the libraries in `crates`.
+//! `docs/architecture.md` has the whole picture. Public are only [`run`] and [`testing`]: other programs use the libraries in `crates`.
 
 #![cfg_attr(
     test,
@@ -53,34 +52,16 @@ mod stages;
 #[doc(hidden)]
 pub mod testing;
 
-use std::ffi::OsString;
-use std::path::Path;
 use std::process::ExitCode;
-
-use base::report::failure;
-use findings::catalog;
-use nvidia_host::programs;
-
-pub use stages::cdi_hook::CdiHook;
 
 /// Runs the command line of this process, and returns its exit code.
 pub fn run() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
+    if let Some(code) = cli::before_environment(&args) {
+        return code;
+    }
     let environment = cli::Environment::read();
     // Some runtimes start hooks of some stages with the environment of the image (CVE-2025-23266).
     base::sys::process::clear_environment();
     cli::run(args, environment)
-}
-
-/// Replaces this process, which a runtime may have started as a hook, with another program. The program gets these arguments and an empty
-/// environment. Returns only if that fails, with the exit code.
-pub fn pass_on(program: &Path, args: &[OsString]) -> ExitCode {
-    let error = base::sys::process::replace(program, args);
-    let error = failure(
-        &catalog::SYSTEM,
-        format!("cannot start {program:?}: {error}"),
-        "install oci-nvidia-hook and oci-nvidia-hook-compat in the same version",
-    );
-    record::call::Call::for_stage(programs::COMPAT).error(&error);
-    ExitCode::FAILURE
 }

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Arg, Command, CommandFactory, Parser};
 use clap_complete::engine::{self, ArgValueCandidates, CompletionCandidate};
 
 use base::report::{Kind, one_line, without_markdown};
+use base::sys::process;
 use findings::catalog;
 
 use super::args::{self, Cdi, CdiCheck, Cli, Shell};
@@ -27,8 +28,11 @@ pub(super) fn run(shell: Shell) -> ExitCode {
     })
 }
 
-/// Prints the words that can replace the last one: one on each line, followed by a tab and its help.
-pub(super) fn complete(words: &[OsString]) -> ExitCode {
+/// Prints the words that can replace the last one: one on each line, followed by a tab and its help. `home` is the meaning of `~`, for which
+/// std would ask a name service if the variable was not set.
+pub(super) fn complete(words: &[OsString], home: Option<&Path>) -> ExitCode {
+    let home = home.unwrap_or(Path::new("/"));
+    process::set_variable("HOME", home.as_os_str());
     let mut line = vec![OsString::from("oci-nvidia-hook")];
     line.extend_from_slice(words);
     let mut program = with_values_of_host(&line);

@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use nix::unistd::{Uid, User};
+use nix::unistd::Uid;
 
 use base::report::{Finding, failure};
 use base::sys::{ns, run_dir};
 use findings::catalog;
 
+use super::status::this_user;
 use crate::record::call::Call;
 use crate::record::storage::{self, Listed};
 use records::Pod;
@@ -86,12 +87,7 @@ fn records() -> Result<Vec<Record>> {
 
 /// Returns the directories of bundles of the calling user, and those that the records name.
 fn storage_dirs(records: &[Record]) -> BTreeSet<PathBuf> {
-    let uid = Uid::effective();
-    let home = if uid.is_root() {
-        None
-    } else {
-        User::from_uid(uid).ok().flatten().map(|user| user.dir)
-    };
+    let home = this_user().and_then(|user| user.home);
     let mut dirs = BTreeSet::from_iter(storage::dirs(home.as_deref()));
     for record in records {
         if let Some(dir) = storage::dir_of(&record.container.bundle) {

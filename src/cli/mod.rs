@@ -38,7 +38,7 @@ pub use command_line::parse;
 pub(crate) use command_line::terminal;
 
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -66,6 +66,7 @@ pub(crate) struct Environment {
     colors: ColorVariables,
     /// The socket of the service manager
     notify: Option<OsString>,
+    home: Option<PathBuf>,
 }
 
 impl Environment {
@@ -74,8 +75,39 @@ impl Environment {
         Self {
             colors: ColorVariables::read(),
             notify: std::env::var_os(NOTIFY_SOCKET),
+            home: std::env::var_os("HOME").map(PathBuf::from),
         }
     }
+}
+
+/// Does what needs the environment of this process, or a process without one. Returns `None` for all other command lines.
+pub(crate) fn before_environment(args: &[OsString]) -> Option<ExitCode> {
+    let (called, rest) = args.split_first()?;
+    let name = Path::new(called).file_name().and_then(OsStr::to_str)?;
+    match name {
+        programs::RUNTIME => Some(nvidia_names::runtime::run(rest)),
+        _ if programs::ALL.contains(&name) && has_environment() => Some(start_again(name, args)),
+        _ => None,
+    }
+}
+
+fn has_environment() -> bool {
+    std::env::vars_os().next().is_some()
+}
+
+/// Starts this program again without an environment. Hook entries that other programs wrote can lack an `env`. runc before 1.3 then passes
+/// the environment of the image to hooks at the createContainer stage (CVE-2025-23266). No dynamic linker reads it, because this program
+/// is static. The start-up code of libc reads variables such as GLIBC_TUNABLES even then.
+#[inline(never)]
+fn start_again(name: &str, args: &[OsString]) -> ExitCode {
+    let error = process::replace(Path::new("/proc/self/exe"), args);
+    let error = failure(
+        &catalog::SYSTEM,
+        format!("cannot start again without an environment: {error}"),
+        "mount /proc",
+    );
+    Call::for_stage(name).error(&error);
+    ExitCode::FAILURE
 }
 
 /// Runs the command with these arguments, which begin with argv\[0\]. Returns 0, 1 if the command failed, or 2 if the command line
@@ -108,6 +140,7 @@ fn run_as(name: &str, args: Vec<OsString>) -> ExitCode {
     match name {
         programs::RUNTIME_HOOK | programs::TOOLKIT => nvidia::hook::run(args),
         programs::CLI => nvidia::cli::run(args),
+        programs::CTK if nvidia_names::ctk::is_command(&args) => nvidia_names::ctk::run(&args),
         _ => nvidia::cdi_hook::run(name, args),
     }
 }
@@ -117,7 +150,9 @@ fn run_command(args: &[OsString], environment: Environment) -> ExitCode {
     match args.split_first() {
         // The hook entry of this program's CDI specs.
         Some((verb, rest)) if verb == rootfs_edits::VERB => run_hook_entry(rest),
-        Some((verb, rest)) if verb == completion::VERB => completion::complete(rest),
+        Some((verb, rest)) if verb == completion::VERB => {
+            completion::complete(rest, environment.home.as_deref())
+        }
         None => {
             stdio::print_stderr(&(help::text(&[]).unwrap_or_default() + "\n"));
             usage_error(&failure(
@@ -172,6 +207,9 @@ fn carry_out(
     }: &Cli,
     environment: Environment,
 ) -> Result<ExitCode> {
+    if let Some(home) = environment.home {
+        status::set_home(home);
+    }
     let config = hook_config::of_command(command, config.as_deref());
     let config = config.as_deref();
     let terminal = environment.colors.stdout(*color);

@@ -1,10 +1,12 @@
 //! `status`: shows for each engine of this host how containers get GPUs: with the hook, CDI, the NRI plugin or the device plugin.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use anyhow::Result;
 
+use base::accounts;
 use base::paths::HostPath;
 use base::report::one_line;
 use base::tree::Tree;
@@ -49,25 +51,32 @@ pub(super) fn run(
     })
 }
 
-/// Returns the calling user; `None` if it is root. The home directory comes from the user database, because the environment was
-/// cleared.
+/// Returns the calling user; `None` if it is root. The home directory comes from /etc/passwd, and from the environment
+/// for users that only a name service knows.
 pub fn this_user() -> Option<User> {
     let uid = nix::unistd::getuid();
     if uid.is_root() {
         return None;
     }
-    let Ok(Some(entry)) = nix::unistd::User::from_uid(uid) else {
-        return Some(User {
-            name: uid.to_string(),
-            uid: uid.as_raw(),
-            home: None,
-        });
+    let uid = uid.as_raw();
+    let (name, home) = match accounts::user(uid) {
+        Ok(Some(entry)) => (entry.name, Some(entry.home)),
+        // A user of LDAP, for example.
+        _ => (uid.to_string(), HOME.get().cloned()),
     };
     Some(User {
-        name: entry.name,
-        uid: uid.as_raw(),
-        home: Some(entry.dir).filter(|home| home != Path::new("/")),
+        name,
+        uid,
+        home: home.filter(|home| home != Path::new("/")),
     })
+}
+
+/// The home directory in the environment of a command. It is only used for users that are not in /etc/passwd.
+static HOME: OnceLock<PathBuf> = OnceLock::new();
+
+/// Sets the home directory that the environment contained.
+pub(super) fn set_home(home: PathBuf) {
+    HOME.set(home).ok();
 }
 
 /// The columns: the engine, how its containers get GPUs, whether that works, and the file that decides it.

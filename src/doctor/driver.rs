@@ -401,7 +401,7 @@ pub(super) fn owned(node: &Located) -> String {
 }
 
 fn user(uid: u32) -> String {
-    let entry = nix::unistd::User::from_uid(uid.into()).ok().flatten();
+    let entry = base::accounts::user(uid).ok().flatten();
     entry.map_or_else(|| uid.to_string(), |user| user.name)
 }
 

@@ -15,8 +15,8 @@ use nvidia_host::feature::Feature;
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::cap_files::CapFile;
-use nvidia_host::inventory::query::NvmlQuery;
 use nvidia_host::mps::Daemon;
+use nvidia_host::nvml::query::NvmlQuery;
 use nvidia_host::prepare::host::Foreseen;
 
 use engines::cdi_check::CdiVerdict;

@@ -24,8 +24,8 @@ use nvidia_host::inventory::cap_files;
 use nvidia_host::inventory::caps::MIG_MINORS;
 use nvidia_host::inventory::identity::{self, RunAs};
 use nvidia_host::inventory::procfs;
-use nvidia_host::inventory::query::NvmlQuery;
 use nvidia_host::mps;
+use nvidia_host::nvml::query::NvmlQuery;
 
 use super::driver::NO_MODULE;
 use super::facts::{DriverFacts, HostNode, MpsDaemon, Nvml};

@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use base::sys::stdio;
 use nvidia_host::config::Config;
 use nvidia_host::host::mode_process;
-use nvidia_host::inventory::compute_mode::ModeTarget;
 use nvidia_host::mps::{self, Phase, State};
 use nvidia_host::nvml::compute_mode::ComputeMode;
+use nvidia_host::nvml::protocol::ModeTarget;
 
 use super::directory::GpuDir;
 use super::leftover;

@@ -26,9 +26,9 @@ use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::driver::DriverKind;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::Gpu;
-use nvidia_host::inventory::compute_mode::ModeTarget;
 use nvidia_host::inventory::select::{Device, select};
 use nvidia_host::mps;
+use nvidia_host::nvml::protocol::ModeTarget;
 
 use crate::record::call::Call;
 use directory::GpuDir;

@@ -14,9 +14,9 @@ use findings::catalog;
 use nvidia_host::config::{Config, Sharing};
 use nvidia_host::host::{MpsPrograms, mode_process};
 use nvidia_host::inventory::Gpu;
-use nvidia_host::inventory::compute_mode::ModeProcess;
 use nvidia_host::mps::{FORMAT, Phase, State};
 use nvidia_host::nvml::compute_mode::ComputeMode;
+use nvidia_host::nvml::mode_process::ModeProcess;
 use sd_notify::NotifyState;
 
 use super::control::Command;

@@ -9,7 +9,6 @@ use base::report::{Finding, line};
 use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::VisibleDevices;
-use nvidia_host::programs;
 use nvidia_host::request::{allow_without_gpu as allow_on_host, misspelled};
 
 use records::Pod;
@@ -102,18 +101,10 @@ fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
     })
 }
 
-/// Returns whether the file is this program, or the one that starts it, under any name.
+/// Returns whether the file is this program, under any name.
 fn is_this_program(path: &Path) -> bool {
-    let Some(program) = inode(path) else {
-        return false;
-    };
-    if inode(Path::new("/proc/self/exe")) == Some(program) {
-        return true;
-    }
-    let Ok(this) = std::env::current_exe() else {
-        return false;
-    };
-    inode(&this.with_file_name(programs::COMPAT)) == Some(program)
+    let program = inode(path);
+    program.is_some() && program == inode(Path::new("/proc/self/exe"))
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {

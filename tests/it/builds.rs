@@ -12,7 +12,7 @@ use nvidia_host::cdi::stamp::Stamp;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, source};
+use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, run_with, scratch, source};
 use crate::why::isolated_program;
 
 tests! {
@@ -33,6 +33,7 @@ fn changed(dir: &Path, change: impl Fn(&mut [u8], usize)) -> PathBuf {
     let mut bytes = fs::read(HOOK).unwrap();
     let start = place(&bytes).start;
     change(&mut bytes, start);
+    copy_nvml_program(dir);
     let path = dir.join("changed");
     fs::write(&path, bytes).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -52,7 +53,7 @@ fn without(dir: &Path) -> PathBuf {
 fn a_build_without_a_build_id_fails() {
     let dir = scratch();
     let check = |program: &Path| {
-        let mut check = Command::new(source("packaging/check-build-ids"));
+        let mut check = Command::new(source("packaging/check-programs"));
         run(check.arg(HOOK).arg(program))
     };
     check(&rebuilt(dir.path())).ok();

@@ -12,36 +12,42 @@ use crate::support::{HOOK, run, source};
 /// Returns the program that `make build` builds.
 pub fn release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| build("build", "oci-nvidia-hook", &["--features", "lean"]))
+    BUILT.get_or_init(|| {
+        nvml_release();
+        let arguments = ["--features", "lean", "--bin", "oci-nvidia-hook"];
+        build(
+            "rustc",
+            "oci-nvidia-hook",
+            &[&arguments[..], &["--", "-C", "target-feature=+crt-static"]].concat(),
+        )
+    })
 }
 
-/// Returns the program of the package -compat as packages contain it.
-pub fn compat_release() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let arguments = [
-        "--package",
-        "oci-nvidia-hook-compat",
-        "--",
-        "-C",
-        "target-feature=+crt-static",
-    ];
-    BUILT.get_or_init(|| build("rustc", "oci-nvidia-hook-compat", &arguments))
-}
-
-/// Returns the static program of the package -compat in the directory of the hook under test, which it starts. Its profile is the
-/// hook's: link-time optimization would take minutes, and the tests of packages have a program with it.
-pub fn compat() -> &'static Path {
+/// Returns the program that loads NVML as packages contain it, in the directory of [`release`].
+pub fn nvml_release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let programs = programs();
-        // tests/rustc has compiled it as a static program already.
+        build(
+            "build",
+            "oci-nvidia-nvml",
+            &["--package", "oci-nvidia-nvml"],
+        )
+    })
+}
+
+/// Returns the hook under test as a static program, as packages contain it. tests/rustc compiles it as one. Its profile is that of tests:
+/// link-time optimization would take minutes, and the tests of packages have a program with it.
+pub fn static_hook() -> &'static Path {
+    static BUILT: OnceLock<&Path> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        programs();
         if linting_rustc().is_none() {
             debug_build(
-                &["rustc", "--package", "oci-nvidia-hook-compat"],
+                &["rustc", "--bin", "oci-nvidia-hook"],
                 &["--", "-C", "target-feature=+crt-static"],
             );
         }
-        programs.join("oci-nvidia-hook-compat")
+        Path::new(HOOK)
     })
 }
 
@@ -50,7 +56,7 @@ pub fn compat() -> &'static Path {
 pub fn programs() -> &'static Path {
     static BUILT: OnceLock<&Path> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let tests = ["--test", "monitor", "--test", "command_line"];
+        let tests = ["--test", "monitor", "--test", "arguments"];
         debug_build(&["test", "--workspace", "--no-run", "--examples"], &tests);
         Path::new(HOOK).parent().unwrap()
     })
@@ -138,11 +144,11 @@ pub fn cargo() -> &'static Path {
              set -eu\n\
              case \"$*\" in\n\
              'tree '* | --version) exec '{real}' \"$@\" ;;\n\
-             'build --release --locked --offline --features lean' | \
-             'auditable build -j'*' --offline --release --locked --features lean') built='{hook}' ;;\n\
+             'build --release --locked --offline -p oci-nvidia-nvml' | \
+             'auditable build -j'*' --offline --release --locked -p oci-nvidia-nvml') built='{nvml}' ;;\n\
              'build --release --locked --offline -p oci-nvidia-kubelet-plugin' | \
              'auditable build -j'*' --offline --release --locked -p oci-nvidia-kubelet-plugin') built='{plugin}' ;;\n\
-             'rustc --release --locked --offline -p oci-nvidia-hook-compat -- -C target-feature=+crt-static') built='{compat}' ;;\n\
+             'rustc --release --locked --offline --features lean --bin oci-nvidia-hook -- -C target-feature=+crt-static') built='{hook}' ;;\n\
              *) echo \"unexpected: cargo $*\" >&2; exit 1 ;;\n\
              esac\n\
              test -d vendor\n\
@@ -157,7 +163,7 @@ pub fn cargo() -> &'static Path {
             real = env!("CARGO"),
             hook = release().display(),
             plugin = stripped(&programs().join("oci-nvidia-kubelet-plugin")).display(),
-            compat = compat_release().display()
+            nvml = nvml_release().display()
         );
         std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();
         std::fs::write(&cargo, script).unwrap();

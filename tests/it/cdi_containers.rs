@@ -429,15 +429,16 @@ fn the_containers_environment_does_not_reach_the_hook() {
         |spec: &Path| Podman::shared().run_after(&only_spec(spec), Cgroup::AsMounted, &arguments);
     start(&spec).ok();
     assert!(!mark.exists());
-    // The same at the other stage. The attack works if the entry has no environment.
+    // The same at the other stage. runc before 1.2 passes the container's environment if the entry has none, and a static program has no
+    // linker that obeys it.
     let text = std::fs::read_to_string(&spec).unwrap();
     let mut open: Value = serde_json::from_str(&text).unwrap();
     let entry = open["containerEdits"]["hooks"][0].as_object_mut().unwrap();
     entry["hookName"] = "createContainer".into();
     // The entry is for another stage.
     entry["args"] = json!(["oci-nvidia-hook", "--version"]);
-    for (env, is_owned) in [(true, false), (false, runc_version() < Version(1, 2, 0))] {
-        if !env {
+    for has_env in [true, false] {
+        if !has_env {
             open["containerEdits"]["hooks"][0]
                 .as_object_mut()
                 .unwrap()
@@ -445,7 +446,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
         }
         std::fs::write(&spec, open.to_string()).unwrap();
         start(&spec).ok();
-        assert_eq!(mark.exists(), is_owned, "env: {env}");
+        assert!(!mark.exists(), "env: {has_env}");
     }
 }
 

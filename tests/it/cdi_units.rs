@@ -5,7 +5,7 @@ use crate::built;
 use crate::docs::blocks;
 use crate::driver::FakeDriver;
 use crate::harness::part;
-use crate::support::{Need, source};
+use crate::support::{Need, nvml_program, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -42,9 +42,10 @@ fn start() -> Systemd {
     let dir = systemd.dir.path();
     let mut install = format!(
         "rm -rf /etc/nvidia-container-runtime; mkdir -p /opt/driver /etc/nvidia-container-runtime\n\
-         cp '{hook}' /usr/bin; cp -a '{root}/.' /opt/driver\n\
+         cp '{hook}' '{nvml}' /usr/bin; cp -a '{root}/.' /opt/driver\n\
          printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n' >/etc/nvidia-container-runtime/config.toml\n",
         hook = built::programs().join("oci-nvidia-hook").display(),
+        nvml = nvml_program().display(),
         root = fake.root.display(),
     );
     for unit in [PATH, SERVICE, RECHECK] {

@@ -161,7 +161,9 @@ fn run_on<T>(pod: &Value, prepare: impl FnOnce(&Path) -> T) -> String {
     );
     let dir = podman.dir.path();
     let image = Image::new(&dir.join("plugin"), &["--layout", "debian"]);
-    install(&programs.join("oci-nvidia-kubelet-plugin"), &image.rootfs);
+    for program in ["oci-nvidia-kubelet-plugin", "oci-nvidia-nvml"] {
+        install(&programs.join(program), &image.rootfs);
+    }
     // As in packaging/Containerfile
     let nvidias_name = image.rootfs.join("usr/bin/nvidia-device-plugin");
     symlink("oci-nvidia-kubelet-plugin", nvidias_name).unwrap();

@@ -367,7 +367,7 @@ fn structure_in_c(name: &str) -> String {
 /// Returns an assertion in C for each function, each enumeration and each size in the source.
 fn assertions_about_nvml() -> Vec<String> {
     let ffi = |name: &str| {
-        std::fs::read_to_string(source(&format!("crates/nvidia/src/nvml/ffi/{name}"))).unwrap()
+        std::fs::read_to_string(source(&format!("crates/nvml/src/ffi/{name}"))).unwrap()
     };
     let (table, structs) = (ffi("table.rs"), ffi("structs.rs"));
     let functions = table

@@ -11,7 +11,9 @@ use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::engine::{IMAGE, Podman};
 use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
+use crate::support::{
+    HOOK, Need, Ran, copy_nvml_program, nvml_program, run, run_with, scratch, sh, source,
+};
 
 const RUNC: &[Need] = &[
     Need::Root,
@@ -56,7 +58,11 @@ fn podman_knows_the_runtime() {
         std::fs::copy(from, to).unwrap();
     };
     install(Path::new(HOOK), "usr/bin/oci-nvidia-hook");
-    install(built::compat(), "usr/bin/nvidia-container-runtime");
+    install(
+        &nvml_program(),
+        "usr/libexec/oci-nvidia-hook/oci-nvidia-nvml",
+    );
+    install(built::static_hook(), "usr/bin/nvidia-container-runtime");
     install(&fake.config, "etc/nvidia-container-runtime/config.toml");
     let asked = [
         "--runtime",
@@ -411,6 +417,9 @@ fn which_of_two_hooks() {
     std::fs::create_dir(&links).unwrap();
     let copies = dir.path().join("copies");
     std::fs::create_dir(&copies).unwrap();
+    for dir in [dir.path(), &links, &copies] {
+        copy_nvml_program(dir);
+    }
     for name in [NAME, "nvidia-container-toolkit"] {
         link(&links, name);
         std::fs::copy(HOOK, copies.join(name)).unwrap();

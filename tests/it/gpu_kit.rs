@@ -39,7 +39,7 @@ fn kit() -> &'static Path {
     static CREATED: OnceLock<PathBuf> = OnceLock::new();
     CREATED.get_or_init(|| {
         let kit = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-kit");
-        built::compat();
+        built::static_hook();
         run(Command::new(source("tests/gpu/make-kit"))
             .arg(&kit)
             .arg(built::programs()))
@@ -627,12 +627,6 @@ const FAULTS: &[Fault] = &[
         |machine| machine.replace("oci-nvidia-hook", WITHOUT_LIBCUDA),
         &["cdi", "cdi-user", "cdi-read-only"],
         &["info", "cuda"],
-    ),
-    fault(
-        "a program of -compat that fails",
-        |machine| machine.replace("oci-nvidia-hook-compat", "exit 1"),
-        &["compat"],
-        &["info"],
     ),
     fault(
         "a device plugin that does not start",

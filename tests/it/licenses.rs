@@ -12,11 +12,11 @@ tests! {
     &[Need::Cargo] => license_tags_cover_the_crates, bills_of_materials_are_complete, notices_are_complete;
 }
 
-const COMPAT: &str = "oci-nvidia-hook-compat";
+/// The package with a static program
+const STATIC: &str = "oci-nvidia-hook";
 /// The packages with a program, and where their License tag is in the RPM spec
-const PROGRAMS: [(&str, &str); 3] = [
-    ("oci-nvidia-hook", ""),
-    (COMPAT, "%package compat\n"),
+const PROGRAMS: [(&str, &str); 2] = [
+    (STATIC, ""),
     ("oci-nvidia-kubelet-plugin", "%package -n %{plugin}\n"),
 ];
 
@@ -70,7 +70,7 @@ fn license_tags_cover_the_crates() {
         for license in listed(package).values() {
             expected.extend(terms(license));
         }
-        if package == COMPAT {
+        if package == STATIC {
             expected.extend(terms("LGPL-2.1-or-later"));
         }
         assert_eq!(terms(tags.next().unwrap().trim()), expected, "{package}");
@@ -96,7 +96,7 @@ fn bills_of_materials_are_complete() {
             found.insert(of, text(&component["licenses"][0]["expression"]));
         }
         assert_eq!(found, listed(package));
-        let expected = if package == COMPAT {
+        let expected = if package == STATIC {
             &["rust-std", "glibc"][..]
         } else {
             &["rust-std"]
@@ -124,6 +124,6 @@ fn notices_are_complete() {
         owners.retain(|owner| !owner.starts_with("GNU C Library"));
         assert_eq!(owners, ["Rust's standard library"].into(), "{package}");
         let has_lgpl = notices.contains("GNU LESSER GENERAL PUBLIC LICENSE");
-        assert_eq!(has_lgpl, package == COMPAT);
+        assert_eq!(has_lgpl, package == STATIC);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::booted::Systemd;
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, source};
+use crate::support::{HOOK, Need, nvml_program, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -35,7 +35,7 @@ fn install(systemd: &Systemd, fake: &FakeDriver) {
     let unit = "oci-nvidia-mps@.service";
     std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
     let script = format!(
-        "cp '{HOOK}' /usr/bin/oci-nvidia-hook; cp '{install}'/*.service /run/systemd/system
+        "cp '{HOOK}' '{nvml}' /usr/bin; cp '{install}'/*.service /run/systemd/system
          mkdir -p /opt/driver /etc/nvidia-container-runtime /etc/sysconfig /run/systemd/system/{unit}.d
          cp -a '{root}/.' /opt/driver; cp -a /opt/driver/dev/nvidia* /dev
          printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n' >/etc/nvidia-container-runtime/config.toml
@@ -44,6 +44,7 @@ fn install(systemd: &Systemd, fake: &FakeDriver) {
          printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\n\
          ReadWritePaths=/opt/driver/dev/nvidia-modes\\n' >/run/systemd/system/{unit}.d/test.conf
          systemctl daemon-reload",
+        nvml = nvml_program().display(),
         install = shared.display(),
         root = fake.root.display(),
         log = systemd.dir.path().join("mps").display()

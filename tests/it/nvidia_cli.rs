@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, scratch, sh, source};
 
 const HOST: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
 const RUNC: &[Need] = &[
@@ -358,6 +358,7 @@ fn a_plain_user() {
     );
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     std::fs::copy(HOOK, fake.root.join("usr/bin/nvidia-container-cli")).unwrap();
+    copy_nvml_program(&fake.root.join("usr/bin"));
     sh(&format!(
         "mknod -m 666 '{}' c 1 3",
         fake.root.join("dev/null").display()

@@ -47,7 +47,7 @@ tests! {
 /// Creates a link with this name that leads to the program of the package -compat.
 pub fn link(dir: &Path, name: &str) -> PathBuf {
     let link = dir.join(name);
-    symlink(built::compat(), &link).unwrap();
+    symlink(built::static_hook(), &link).unwrap();
     link
 }
 
@@ -506,15 +506,6 @@ fn what_is_not_known() {
             "{stderr}"
         );
     }
-    // A link to the other program.
-    let wrong = scratch();
-    symlink(HOOK, wrong.path().join("nvidia-ctk")).unwrap();
-    let stderr =
-        run(Command::new(wrong.path().join("nvidia-ctk")).args(["cdi", "generate"])).failed(2);
-    assert!(
-        stderr.contains("\"cdi\" is a command of oci-nvidia-hook-compat"),
-        "{stderr}"
-    );
 }
 
 /// The commands of NVIDIA's installation guide and of scripts, in this order on one host: each exit status, and a part of the output.
@@ -562,7 +553,7 @@ const GUIDE: [(&str, i32, &str); 36] = rows! {
 fn the_commands_of_guides() {
     let (bin, dir) = (scratch(), scratch());
     link(bin.path(), "nvidia-ctk");
-    let program = built::compat().parent().unwrap().display().to_string();
+    let program = built::static_hook().parent().unwrap().display().to_string();
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
     let mut script = format!(
         "cd '{dir}'; mount -t tmpfs tmpfs .; mkdir upper work home\n\

@@ -9,7 +9,7 @@ use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, scratch, sh, source};
 
 pub const NEEDS_USER: &[Need] = &[
     Need::Root,
@@ -252,6 +252,7 @@ impl User {
 
     fn install(&self) {
         std::fs::copy(HOOK, self.path("hook")).unwrap();
+        copy_nvml_program(self.dir.path());
         let mut make = Command::new(source("tests/fake-driver/make-root"));
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
         // Like the nodes of SUSE's driver: the user is in that group.

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, nvml_program, run_with, scratch, sh};
 
 tests! {
     NEEDS => what_a_request_needs_is_made, what_is_made_is_explained, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
@@ -500,8 +500,9 @@ fn a_plain_user_reads_what_root_has_to_do() {
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = place.path().display();
     sh(&format!(
-        "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp -a '{}' '{path}/root'",
-        host.fake.root.display()
+        "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp '{nvml}' '{path}'; cp -a '{}' '{path}/root'",
+        host.fake.root.display(),
+        nvml = nvml_program().display()
     ))
     .ok();
     let (program, config) = (format!("{path}/hook"), format!("{path}/config.toml"));

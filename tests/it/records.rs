@@ -11,7 +11,7 @@ use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, run_with, scratch};
 use crate::why::{isolated, why};
 
 tests! {
@@ -574,6 +574,7 @@ fn a_user_is_sent_to_root() {
     .unwrap();
     let hook = dir.path().join("oci-nvidia-hook");
     fs::copy(HOOK, &hook).unwrap();
+    copy_nvml_program(dir.path());
     assert_eq!(hook.metadata().unwrap().uid(), 0);
     let script = format!(
         "mount -t tmpfs run /run; mkdir -m 700 /run/oci-nvidia-hook; mkdir -p -m 755 /run/user; \

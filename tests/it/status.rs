@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
-use crate::support::{HOOK, Need, run, scratch, scratch_with_short_path, sh, source};
+use crate::support::{
+    HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, source,
+};
 use crate::views::without_color;
 
 const NEEDS: &[Need] = &[
@@ -298,6 +300,7 @@ fn agrees_with_podman_of_a_user() {
         user.name
     ))
     .ok();
+    copy_nvml_program(dir);
     let as_user = format!(
         "cd /; setpriv --reuid {0} --regid {0} --init-groups env -i PATH=\"$PATH\" HOME='{path}/home' \
          XDG_RUNTIME_DIR='{path}/run'",

@@ -539,12 +539,6 @@ fn of_the_device_plugin() {
             "",
         ),
         call("completion", [program, "completion", "zsh"], ""),
-        // It ends with its stdin.
-        in_shell(
-            "true | \"$@\"",
-            "",
-            call("monitor", [program, "monitor", "--config", config], ""),
-        ),
         call("help", [program, "--help"], ""),
         call("help", [program, "--version"], ""),
         call("help", [program, "nonsense"], ""),

@@ -9,6 +9,16 @@ pub use crate::harness::Need;
 /// The hook under test.
 pub const HOOK: &str = env!("CARGO_BIN_EXE_oci-nvidia-hook");
 
+/// Returns the program that loads NVML, which is in the directory of the hook under test.
+pub fn nvml_program() -> PathBuf {
+    Path::new(HOOK).with_file_name("oci-nvidia-nvml")
+}
+
+/// Copies the program that loads NVML to the directory of a copy of the hook.
+pub fn copy_nvml_program(dir: &Path) {
+    std::fs::copy(nvml_program(), dir.join("oci-nvidia-nvml")).unwrap();
+}
+
 /// A file of the source tree.
 pub fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

@@ -337,7 +337,7 @@ fn install_units(systemd: &Systemd, fake: &FakeDriver, config: &str, metrics: &s
     std::fs::create_dir(&shared).unwrap();
     // The service sees neither /root nor /tmp, so everything is copied to where a host has it.
     let install = format!(
-        "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{install}'/*.service /run/systemd/system\n\
+        "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' '{programs}/oci-nvidia-nvml' /usr/bin; cp '{install}'/*.service /run/systemd/system\n\
          mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d\n\
          cp -a '{root}/.' /opt/driver\n\
          rm /opt/driver/dev/nvidia1\n\

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, Ran, run, sh, source};
+use crate::support::{HOOK, Need, Ran, nvml_program, run, sh, source};
 
 const USER: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
 
@@ -104,8 +104,9 @@ fn a_user_outside_of_the_group() {
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = place.path().display();
     sh(&format!(
-        "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp -a '{}' '{path}/root'; mv '{path}/root/dev' '{path}'",
-        fake.root.display()
+        "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp '{nvml}' '{path}'; cp -a '{}' '{path}/root'; mv '{path}/root/dev' '{path}'",
+        fake.root.display(),
+        nvml = nvml_program().display()
     ))
     .ok();
     std::fs::write(

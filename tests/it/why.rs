@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, run_with, scratch};
 use crate::{golden, ps};
 
 const STRACE: &[Need] = &[
@@ -493,6 +493,7 @@ fn a_user_has_records_of_his_own() {
     // The user cannot enter the directory in which the tests are built.
     let hook = dir.path().join("oci-nvidia-hook");
     fs::copy(HOOK, &hook).unwrap();
+    copy_nvml_program(dir.path());
     let script = format!(
         "mount -t tmpfs run /run; mkdir -p -m 755 /run/user; mkdir -m 700 /run/user/7777; chown 7777 /run/user/7777; \
          mount --bind '{}' /mnt; \

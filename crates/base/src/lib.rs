@@ -20,6 +20,7 @@
     )
 )]
 
+pub mod accounts;
 pub mod debug;
 pub mod go;
 pub mod json;

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 
 use base::go::flag;
 use base::paths::HostPath;
-use base::report::{Failure, failure, line, render};
+use base::report::{failure, line, render};
 use base::sys::in_root::open_host_file;
 use base::sys::process::{self, Filtered};
 use base::sys::stdio;
@@ -26,7 +26,7 @@ use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::programs::{EDIT_CONFIG, RUNTIME};
 
-use crate::edit;
+use crate::{THIS_PROGRAM, edit};
 
 /// How long the hook may take. It has shorter time limits for all that can hang, such as NVML.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -52,10 +52,10 @@ struct RuntimeCall {
 }
 
 /// Runs the command with the arguments after `argv[0]`. Returns only after a failure.
-pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
+#[must_use]
+pub fn run(args: &[OsString]) -> ExitCode {
     let call = parse(args);
-    let error = match edit(call.bundle.as_deref(), main_program).and_then(|()| become_runtime(args))
-    {
+    let error = match edit(call.bundle.as_deref()).and_then(|()| become_runtime(args)) {
         Ok(never) => match never {},
         Err(error) => error,
     };
@@ -112,8 +112,8 @@ fn parse(args: &[OsString]) -> RuntimeCall {
     call
 }
 
-/// Replaces config.json of the bundle with the output of the hook, which starts without an environment.
-fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
+/// Replaces config.json of the bundle with the output of this program as the hook, which starts without an environment.
+fn edit(bundle: Option<&Path>) -> Result<()> {
     let Some(bundle) = bundle else { return Ok(()) };
     let path = bundle.join("config.json");
     let (file, _) = open_host_file(&path).with_context(|| format!("cannot read {path:?}"))?;
@@ -122,16 +122,14 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
         output,
         messages,
         is_same,
-    } = process::filter(main_program, &[EDIT_CONFIG], bundle, file, PATIENCE).with_context(
-        || {
-            let hint = "install oci-nvidia-hook and oci-nvidia-hook-compat in the same version";
-            Failure::new(
-                &catalog::SYSTEM,
-                format!("cannot run {main_program:?}"),
-                hint,
-            )
-        },
-    )?;
+    } = process::filter(
+        Path::new(THIS_PROGRAM),
+        &[EDIT_CONFIG],
+        bundle,
+        file,
+        PATIENCE,
+    )
+    .context("cannot run the hook")?;
     if !succeeded {
         let text = messages.trim();
         let text = text.strip_prefix("oci-nvidia-hook: ").unwrap_or(text);

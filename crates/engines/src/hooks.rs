@@ -74,10 +74,10 @@ pub struct Hooks {
 
 const OURS: &str = "oci-nvidia-hook";
 
-/// Returns whether this program, whose path has no links, is oci-nvidia-hook or starts it.
+/// Returns whether this program, whose path has no links, is oci-nvidia-hook.
 #[must_use]
 pub fn is_our_program(program: &Path) -> bool {
-    program.ends_with(OURS) || program.ends_with(programs::COMPAT)
+    program.ends_with(OURS)
 }
 
 impl HookEntry {
@@ -283,19 +283,14 @@ mod tests {
             )
         };
         write("usr/bin/oci-nvidia-hook", "#!/bin/sh\n");
-        write("usr/bin/oci-nvidia-hook-compat", "#!/bin/sh\n");
         symlink(
-            "oci-nvidia-hook-compat",
+            "oci-nvidia-hook",
             dir.path().join("usr/bin/nvidia-container-runtime-hook"),
         )
         .unwrap();
         write("usr/bin/nvidia-cdi-hook", "");
         write("usr/libexec/oci/hooks.d/oci-nvidia-hook", "");
-        for name in [
-            "oci-nvidia-hook",
-            "oci-nvidia-hook-compat",
-            "nvidia-cdi-hook",
-        ] {
+        for name in ["oci-nvidia-hook", "nvidia-cdi-hook"] {
             let path = dir.path().join("usr/bin").join(name);
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         }

@@ -359,7 +359,7 @@ fn fails(entry: &HookEntry) -> Option<(String, String)> {
 /// Reports whether the program is called with one of NVIDIA's names, with which it takes other arguments.
 fn has_other_name(entry: &HookEntry) -> bool {
     let name = entry.hook.args.first().map(Path::new);
-    entry.program.ends_with(programs::COMPAT) || name.is_some_and(programs::is_hook)
+    name.is_some_and(programs::is_hook)
 }
 
 /// Reports whether the arguments are a command for people. The hook then does not fail, and sets up no container.

@@ -1,4 +1,4 @@
-//! The monitor and its supervisor with the fake driver. This program is both of them, if its first argument says so.
+//! The monitor and its supervisor with the fake driver. This program is the supervisor, if its first argument says so.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -27,14 +27,14 @@ use std::time::{Duration, Instant};
 
 use fake_host::{Fake, uuid};
 use harness::Need;
-use kubelet_plugin::monitor::measure::Measures;
 use kubelet_plugin::monitor::message::{
     End, EventKind, Level, Message, Properties, Recovery, Sample, Snapshot,
 };
-use kubelet_plugin::monitor::{child, supervisor};
+use kubelet_plugin::monitor::supervisor;
 use kubelet_plugin::settings::{self, Settings};
-use nvidia_host::config;
 use nvidia_host::nvml::monitoring::{AddressingMode, Memory, MemorySlices};
+use nvidia_host::nvml::program;
+use nvidia_host::nvml::protocol::{Measures, MonitorRequest, Request};
 
 /// A time limit, with slack for a machine under load.
 const fn within(milliseconds: u64) -> Duration {
@@ -44,7 +44,6 @@ const fn within(milliseconds: u64) -> Duration {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().collect();
     match words.get(1).map(String::as_str) {
-        Some("monitor") => monitor(&words[2..]),
         Some("supervise") => supervise(Path::new(&words[2])),
         _ => {
             let trials = TESTS
@@ -54,28 +53,6 @@ fn main() -> ExitCode {
             harness::Selection::of(trials).run(8)
         }
     }
-}
-
-/// `monitor --config FILE [--skip INDEX]...`
-fn monitor(arguments: &[String]) -> ExitCode {
-    let value = |name: &'static str| {
-        arguments
-            .windows(2)
-            .filter(move |pair| pair[0] == name)
-            .map(|pair| &pair[1])
-    };
-    let path = value("--config").next().map(Path::new);
-    let skip: Vec<u32> = value("--skip")
-        .map(|index| index.parse().unwrap())
-        .collect();
-    let (config, _) = config::read(path).unwrap();
-    let measures = if arguments.iter().any(|word| word == "--measure") {
-        Measures::Few
-    } else {
-        Measures::Nothing
-    };
-    child::run(&config, &skip, measures).unwrap();
-    ExitCode::SUCCESS
 }
 
 /// `supervise FILE`: prints the updates, with a time limit of one second for a call.
@@ -180,13 +157,16 @@ fn parse(line: &str) -> Message {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
-fn start_monitor(fake: &Fake, more: &[&str]) -> Monitor {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .arg("monitor")
-        .arg("--config")
-        .arg(&fake.config)
-        .args(more);
+fn start_monitor(fake: &Fake) -> Monitor {
+    let request = Request::Monitor(MonitorRequest {
+        config: Some(fake.config.clone()),
+        driver_root: fake.root.clone(),
+        dev_root: None,
+        skip: Vec::new(),
+        measures: Measures::Nothing,
+    });
+    let mut command = Command::new(fake_host::nvml_program());
+    command.args(&program::arguments(&request).unwrap()[1..]);
     Program::start(command, parse)
 }
 
@@ -219,6 +199,7 @@ impl Monitor {
 type Supervisor = Program<String>;
 
 fn start_supervisor(fake: &Fake) -> Supervisor {
+    fake_host::nvml_program();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.arg("supervise").arg(&fake.config);
     Program::start(command, str::to_owned)
@@ -275,7 +256,7 @@ fn a_snapshot_describes_the_gpus() {
         "nvlinks=1:4 recovery-action=none ecc=none remap-failure=none",
     );
     fake.add(3, "events=0");
-    let monitor = start_monitor(&fake, &[]);
+    let monitor = start_monitor(&fake);
     let snapshot = monitor.next("a snapshot", within(2000), snapshot);
     assert_eq!(snapshot.inventory.gpus.len(), 4);
     assert_eq!(snapshot.inventory.driver_version, "535.183.01");
@@ -345,7 +326,7 @@ fn a_snapshot_describes_the_gpus() {
 fn an_event_is_reported_at_once() {
     let fake = Fake::new(&["--gpus", "3"]);
     fake.event("xid 0 1");
-    let monitor = start_monitor(&fake, &[]);
+    let monitor = start_monitor(&fake);
     monitor.expect_start();
     for (line, gpu, kind) in [
         ("xid 1 79", 1, EventKind::Xid(79)),
@@ -381,7 +362,7 @@ fn an_event_is_reported_at_once() {
 fn a_gpu_without_events_is_polled() {
     let fake = Fake::new(&["--gpus", "1"]);
     fake.set("cuda 12.2", "cuda 12.2\nnot-supported nvmlEventSetCreate");
-    let mut monitor = start_monitor(&fake, &[]);
+    let mut monitor = start_monitor(&fake);
     monitor.expect_start();
     fake.add(0, "recovery-action=4");
     monitor.next("a sample", within(5000), |message| {
@@ -393,7 +374,7 @@ fn a_gpu_without_events_is_polled() {
 
 fn a_lost_gpu_is_reported_and_the_others_are_watched() {
     let fake = Fake::new(&["--gpus", "2"]);
-    let monitor = start_monitor(&fake, &[]);
+    let monitor = start_monitor(&fake);
     monitor.expect_start();
     fake.add(0, "fail=15");
     let sample = monitor.next("a bad sample", within(10_000), |message| {
@@ -423,7 +404,7 @@ fn a_lost_gpu_is_reported_and_the_others_are_watched() {
 
 fn mig_devices_change() {
     let fake = Fake::new(&["--gpus", "2", "--mig"]);
-    let monitor = start_monitor(&fake, &[]);
+    let monitor = start_monitor(&fake);
     assert_eq!(
         monitor.expect_start().inventory.gpus[0].mig_devices.len(),
         2
@@ -455,7 +436,7 @@ fn mig_devices_change() {
 fn a_missing_node_and_a_new_gpu_need_another_process() {
     let fake = Fake::new(&["--gpus", "2"]);
     std::fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
-    let mut monitor = start_monitor(&fake, &[]);
+    let mut monitor = start_monitor(&fake);
     let snapshot = monitor.expect_start();
     assert!(snapshot.inventory.failed[0].node_missing);
     assert_eq!(snapshot.inventory.failed[0].uuid, Some(uuid(1)));
@@ -478,7 +459,7 @@ fn a_missing_node_and_a_new_gpu_need_another_process() {
 /// A monitor that runs as root reads only the nodes that existed when it started.
 fn a_monitor_of_root_ends_when_mig_devices_change() {
     let fake = Fake::new(&["--gpus", "2", "--mig", "--dev-mode", "0600"]);
-    let mut monitor = start_monitor(&fake, &[]);
+    let mut monitor = start_monitor(&fake);
     assert_eq!(
         monitor.expect_start().inventory.gpus[0].mig_devices.len(),
         2
@@ -498,7 +479,7 @@ fn a_monitor_of_root_ends_when_mig_devices_change() {
     });
     assert_eq!(end, End::Changed);
     monitor.expect_end(within(500));
-    let monitor = start_monitor(&fake, &[]);
+    let monitor = start_monitor(&fake);
     assert_eq!(
         monitor.expect_start().inventory.gpus[0].mig_devices.len(),
         1
@@ -552,7 +533,7 @@ fn a_library_that_attacks() {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o600))
             .unwrap();
-        let monitor = start_monitor(&fake, &[]);
+        let monitor = start_monitor(&fake);
         let why = monitor.next("the end", within(5000), |message| match message {
             Message::End(End::Unusable(why)) => Some(why),
             _ => None,
@@ -571,7 +552,7 @@ fn a_library_that_attacks() {
 
 fn the_monitor_has_few_privileges_and_little_memory() {
     let fake = Fake::new(&["--gpus", "8"]);
-    let mut monitor = start_monitor(&fake, &[]);
+    let mut monitor = start_monitor(&fake);
     monitor.expect_start();
     let status = std::fs::read_to_string(format!("/proc/{}/status", monitor.pid())).unwrap();
     let field = |name: &str| {

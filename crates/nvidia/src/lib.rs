@@ -35,9 +35,9 @@
 //!
 //! # Threads
 //!
-//! The types are `Send` and `Sync`, and every call blocks. [`host::Host::inspect`] forks a child that calls NVML, which is only
-//! permitted in a program with one thread. A program with threads starts a process of its own that calls NVML
-//! ([`host::WatchedDriver::start_session`]), and passes the answer to [`host::Driver::host`].
+//! The types are `Send` and `Sync`, and every call blocks. [`host::Host::inspect`] forks before it starts the program that calls NVML,
+//! which is only permitted in a program with one thread. A program with threads starts it in its own way ([`nvml::program`]), and passes
+//! the answer to [`host::Driver::host`].
 //!
 //! # Modules
 //!

@@ -17,8 +17,6 @@ pub const CTK: &str = "nvidia-ctk";
 pub const RUNTIME: &str = "nvidia-container-runtime";
 /// The command of the hook with which [`RUNTIME`] edits config.json.
 pub const EDIT_CONFIG: &str = "edit-config";
-/// This project's program with these names. It starts the hook, which is in the same directory.
-pub const COMPAT: &str = "oci-nvidia-hook-compat";
 /// The daemon of the Multi-Process Service (MPS), which is also the program that sends commands to it.
 pub const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
 /// The server of MPS, which the daemon starts.

@@ -10,13 +10,16 @@ use findings::catalog;
 use crate::cli::output;
 use crate::cli::usage::hook_usage_error;
 use crate::record::call::Call;
-use crate::stages::cdi_hook::entry::{self, HOOKS, Verb};
+use crate::stages::cdi_hook::{
+    self,
+    entry::{self, HOOKS, Verb},
+};
 
 const HELP: &str = "\
 usage: nvidia-ctk hook HOOK [OPTIONS] < state.json
        nvidia-cdi-hook HOOK [OPTIONS] < state.json
 
-oci-nvidia-hook-compat, called with the name of NVIDIA's program. Runtimes call the
+oci-nvidia-hook, called with the name of NVIDIA's program. Runtimes call the
 hooks of a CDI spec at the createContainer stage. HOOK is one of:
 
   create-symlinks                   --link TARGET::PATH ...
@@ -34,16 +37,7 @@ With --container-spec FILE, the container state is read from FILE instead of std
 /// Runs the hook with the arguments after argv\[0\]. `name` is the name with which the program was called.
 pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
     match entry::parse(name, args) {
-        // The links of the package lead to crates/compat. This program is dynamic: its linker may have loaded a library of the image
-        // (CVE-2025-23266).
-        Ok(Verb::Hook(_)) => {
-            let what = format!(
-                "{name} is a link to oci-nvidia-hook, which does not run hook entries of CDI specs"
-            );
-            let hint =
-                format!("install oci-nvidia-hook-compat, or have {name} be a link to its program");
-            hook_usage_error(name, &failure(&catalog::COMMAND_LINE, what, hint))
-        }
+        Ok(Verb::Hook(hook)) => cdi_hook::run(&hook),
         Ok(Verb::Help) => output::print(HELP),
         Ok(Verb::Version) => output::print(&format!(
             "{name} version {} (oci-nvidia-hook)\n",

@@ -71,9 +71,7 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Verb> {
                 Some(name) => break *name,
                 None => return Ok(Verb::Unknown(format!("unknown CDI hook {word:?}"))),
             },
-            None => bail!(
-                "{word:?} is a command of oci-nvidia-hook-compat, to which {program} must be a link"
-            ),
+            None => bail!("{program} has no command {word:?}"),
         }
     };
     let mut hook = HookArgs {
@@ -264,11 +262,7 @@ mod tests {
             );
         }
         for (program, line, says) in [
-            (
-                CTK,
-                "cdi generate",
-                "\"cdi\" is a command of oci-nvidia-hook-compat",
-            ),
+            (CTK, "cdi generate", "nvidia-ctk has no command \"cdi\""),
             (CTK, "--new hook", "unknown option \"--new\""),
             (
                 CDI_HOOK,

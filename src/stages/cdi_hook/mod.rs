@@ -27,29 +27,22 @@ use crate::record::call::Call;
 use entry::{HookArgs, Verb};
 use nvidia_host::programs::{CDI_HOOK, CTK};
 
-/// A hook entry of a CDI spec that one of NVIDIA's programs wrote.
-#[derive(Debug)]
-pub struct CdiHook(HookArgs);
-
-impl CdiHook {
-    /// Parses a command line, which begins with the name of NVIDIA's program. `None` if it is not a supported hook entry.
-    pub fn parse(args: &[OsString]) -> Option<Self> {
-        let (called, args) = args.split_first()?;
-        let name = Path::new(called).file_name().and_then(OsStr::to_str);
-        let name = name.filter(|name| [CDI_HOOK, CTK].contains(name))?;
-        match entry::parse(name, args.to_vec()) {
-            Ok(Verb::Hook(hook)) => Some(Self(hook)),
-            _ => None,
-        }
+/// Parses the command line of a hook entry, which begins with the name of NVIDIA's program. `None` if it is not a supported one.
+fn parse(args: &[OsString]) -> Option<HookArgs> {
+    let (called, args) = args.split_first()?;
+    let name = Path::new(called).file_name().and_then(OsStr::to_str);
+    let name = name.filter(|name| [CDI_HOOK, CTK].contains(name))?;
+    match entry::parse(name, args.to_vec()) {
+        Ok(Verb::Hook(hook)) => Some(hook),
+        _ => None,
     }
+}
 
-    /// Carries out the entry for the container whose state is on stdin or in the file of `--container-spec`. Exit status 0 if the
-    /// container may start, 1 if not.
-    pub fn run(&self) -> ExitCode {
-        let Self(hook) = self;
-        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-        run_stage(hook.name, |call| carry_out(hook, call))
-    }
+/// Carries out the entry for the container whose state is on stdin or in the file of `--container-spec`. Exit status 0 if the
+/// container may start, 1 if not.
+pub(crate) fn run(hook: &HookArgs) -> ExitCode {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    run_stage(hook.name, |call| carry_out(hook, call))
 }
 
 fn carry_out(hook: &HookArgs, call: &mut Call) -> Result<()> {
@@ -158,7 +151,7 @@ fn add_libraries(
 /// Parses an enable-cuda-compat entry of the container.
 fn compat_hook(args: &[String]) -> Option<HookArgs> {
     let args: Vec<_> = args.iter().map(OsString::from).collect();
-    let CdiHook(hook) = CdiHook::parse(&args)?;
+    let hook = parse(&args)?;
     if hook.name != "enable-cuda-compat" {
         return None;
     }

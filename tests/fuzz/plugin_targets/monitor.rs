@@ -22,7 +22,9 @@ pub fn run(data: &[u8]) {
             Ok(Message::Sample(sample)) => Update::Sample(sample),
             Ok(Message::Event(event)) => Update::Event(event),
             Ok(Message::End(End::Unusable(why))) => Update::Absent(why),
-            Ok(Message::Call(_) | Message::End(End::Changed)) | Err(_) => continue,
+            Ok(Message::Call(_) | Message::End(End::Changed) | Message::Refused(_)) | Err(_) => {
+                continue;
+            }
         };
         node.apply(&update, now);
         readings.apply(&update, now);

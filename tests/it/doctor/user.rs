@@ -7,7 +7,7 @@ use oci_nvidia_hook::testing::doctor::{Caller, Status};
 
 use super::examine;
 use super::host::changed;
-use crate::support::{HOOK, Need, sh};
+use crate::support::{HOOK, Need, nvml_program, sh};
 
 tests! {
     &[Need::OwnProcess, Need::Root, Need::Program("cc"), Need::Program("setpriv")] => podman_of_the_user, a_user_sees_less;
@@ -42,9 +42,10 @@ fn a_user_sees_less() {
     std::fs::set_permissions(parent.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let (host, path) = (dir.path().display(), parent.path().display());
     let text = sh(&format!(
-        "cp -a '{host}' '{path}/root'; cp '{HOOK}' '{path}/hook'; \
+        "cp -a '{host}' '{path}/root'; cp '{HOOK}' '{path}/hook'; cp '{nvml}' '{path}'; \
          printf '[nvidia-container-cli]\\nroot = \"{path}/root\"\\n' >'{path}/config.toml'; \
-         setpriv --reuid 65534 --regid 65534 --clear-groups '{path}/hook' --config '{path}/config.toml' doctor --all || true"
+         setpriv --reuid 65534 --regid 65534 --clear-groups '{path}/hook' --config '{path}/config.toml' doctor --all || true",
+        nvml = nvml_program().display()
     ));
     let text = text.ok();
     for words in [

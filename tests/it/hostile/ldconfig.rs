@@ -11,7 +11,7 @@ use rustix::fs::inotify;
 use super::scene::{CASE, Case, Ours, Scene, check};
 use super::{NEEDS, NEEDS_READELF};
 use crate::driver::{FakeDriver, Waiting};
-use crate::support::HOOK;
+use crate::support::{HOOK, copy_nvml_program};
 
 tests! {
     NEEDS => cve_2024_0135_a_host_program_overwritten, cve_2024_0136_devices_for_the_images_ldconfig,
@@ -50,6 +50,7 @@ fn cve_2024_0135_a_host_program_overwritten() {
             .unwrap();
         std::fs::copy(ldconfig, bin.join("ldconfig")).unwrap();
         std::fs::copy(HOOK, bin.join("oci-nvidia-hook")).unwrap();
+        copy_nvml_program(&bin);
         std::fs::write(scene.rootfs.join("overwrite"), OVERWRITE).unwrap();
         bin
     };

@@ -13,9 +13,12 @@
     reason = "fork, unshare and close_range have no safe form"
 )]
 
+use std::convert::Infallible;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -91,6 +94,16 @@ pub fn spawn_with_input(body: impl FnOnce(&mut File)) -> io::Result<(Child, File
 /// If the pipe or the process cannot be created.
 pub fn spawn_among_processes(body: impl FnOnce(&mut File)) -> io::Result<Child> {
     spawn_after(|| false, None, body)
+}
+
+/// Replaces this forked process with a program that gets these arguments, from `argv[0]` on, and an empty environment. Its standard output is
+/// the pipe. The kernel kills it when the parent ends.
+///
+/// # Errors
+/// Returns only if the program cannot be started.
+pub fn run_program(program: &Path, arguments: &[OsString], pipe: &File) -> io::Result<Infallible> {
+    rustix::stdio::dup2_stdout(pipe)?;
+    Err(process::replace(program, arguments))
 }
 
 /// Starts the chain of processes. `has_init` runs in the warden, and returns whether its next child is process 1 of a namespace. `input`

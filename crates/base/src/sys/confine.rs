@@ -1,4 +1,4 @@
-//! Drops the privileges of a forked child before it runs the driver's library. The child cannot regain them.
+//! Drops the privileges of a process before it loads the driver's library. The process cannot regain them.
 
 use std::fs::File;
 use std::io;

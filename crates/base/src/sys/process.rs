@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -55,18 +55,27 @@ fn wait_for_end(child: Pid, patience: Duration) {
     }
 }
 
-/// Calls `poll` until it returns a value. Returns `None` if that does not happen within `patience`.
-fn poll_until<T, E>(
-    patience: Duration,
-    mut poll: impl FnMut() -> Result<Option<T>, E>,
-) -> Result<Option<T>, E> {
+/// Waits for a program that this process has started, and returns its status, or `None` if it still runs after `patience`. It is killed
+/// then, and has [`REAP`] to end.
+fn wait_or_kill(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
+    let status = wait_within(child, patience)?;
+    if status.is_none() {
+        child.kill().ok();
+        wait_within(child, REAP).ok();
+    }
+    Ok(status)
+}
+
+fn wait_within(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
     let end = Instant::now() + patience;
+    let pid = Pid::from_raw(child.id().cast_signed());
     loop {
-        let polled = poll()?;
-        if polled.is_some() || Instant::now() >= end {
-            return Ok(polled);
+        let status = child.try_wait()?;
+        let left = end.saturating_duration_since(Instant::now());
+        if status.is_some() || left.is_zero() {
+            return Ok(status);
         }
-        std::thread::sleep(Duration::from_micros(100));
+        wait_for_end(pid, left);
     }
 }
 
@@ -108,12 +117,10 @@ fn run_program(
         .stdout(output)
         .stderr(Stdio::null())
         .spawn()?;
-    if let Some(status) = poll_until(deadline, || child.try_wait())? {
-        return Ok(status.success());
+    match wait_or_kill(&mut child, deadline)? {
+        Some(status) => Ok(status.success()),
+        None => Err(io::ErrorKind::TimedOut.into()),
     }
-    child.kill().ok();
-    poll_until(REAP, || child.try_wait()).ok();
-    Err(io::ErrorKind::TimedOut.into())
 }
 
 /// Replaces this program with another one, which gets these arguments, including `argv[0]`, and an empty environment.
@@ -184,9 +191,7 @@ pub fn filter(
         .stdout(output.try_clone()?)
         .stderr(errors.try_clone()?)
         .spawn()?;
-    let Some(status) = poll_until(deadline, || child.try_wait())? else {
-        child.kill().ok();
-        poll_until(REAP, || child.try_wait()).ok();
+    let Some(status) = wait_or_kill(&mut child, deadline)? else {
         return Err(io::ErrorKind::TimedOut.into());
     };
     let mut filtered = Filtered {

@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use nvidia_host::programs;
 
-/// oci-nvidia-hook-compat, called with the name of NVIDIA's program
+/// oci-nvidia-hook, called with the name of NVIDIA's program
 ///
 /// Environment variables have no effect. The exit status is 0 on success, 1 on failure, and 2 if the command line is invalid.
 #[derive(Debug, Parser)]

@@ -14,14 +14,15 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 
 use base::report::{failure, render};
-use base::sys::stdio;
+use base::sys::{process, stdio};
 use command_line::parse::{self, Parsed};
 use findings::catalog;
 use nvidia_host::programs::CTK;
 
+use crate::THIS_PROGRAM;
 use args::{Cdi, CtkCli, CtkCommand, System};
 
 /// What a command leaves to do.
@@ -45,7 +46,8 @@ struct RuntimeEntry<'a> {
 }
 
 /// Reports whether these arguments are a command other than "hook".
-pub(crate) fn is_command(args: &[OsString]) -> bool {
+#[must_use]
+pub fn is_command(args: &[OsString]) -> bool {
     for word in args {
         if !word.as_encoded_bytes().starts_with(b"-") {
             return word != "hook";
@@ -55,7 +57,8 @@ pub(crate) fn is_command(args: &[OsString]) -> bool {
 }
 
 /// Runs the command with the arguments after `argv[0]`. Returns 0, 1 if the command failed, or 2 if the command line is invalid.
-pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
+#[must_use]
+pub fn run(args: &[OsString]) -> ExitCode {
     let cli = match parse::parse::<CtkCli>(args) {
         Ok(Parsed::Run(cli)) => cli,
         Ok(Parsed::Help(text)) => return print(text.as_bytes()),
@@ -75,7 +78,8 @@ pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
         Ok(Outcome::PassOn(args)) => {
             let mut command = vec![OsString::from("oci-nvidia-hook")];
             command.extend(args);
-            oci_nvidia_hook::pass_on(main_program, &command)
+            let error = process::replace(Path::new(THIS_PROGRAM), &command);
+            report(&Error::new(error).context("cannot run the hook"), 1)
         }
         Err(error) => report(&error, if is_usage(&error) { 2 } else { 1 }),
     }

@@ -116,29 +116,6 @@ pub enum Command {
         /// The shell
         shell: Shell,
     },
-    /// Ask NVML and print what changes. The plugin starts it.
-    #[command(hide = true)]
-    Monitor(MonitorOptions),
-}
-
-/// The options of the monitor.
-#[derive(Args, Debug)]
-pub struct MonitorOptions {
-    /// The driver root, which an option may have changed
-    #[arg(long, value_name = "DIR")]
-    pub driver_root: Option<PathBuf>,
-    /// The directory with the device nodes
-    #[arg(long, value_name = "DIR")]
-    pub dev_root: Option<PathBuf>,
-    /// GPUs that are not asked, by NVML's index
-    #[arg(long, value_name = "INDEX")]
-    pub skip: Vec<u32>,
-    /// Print the values for metrics as well
-    #[arg(long)]
-    pub measure: bool,
-    /// Also those for metrics with DCGM's names
-    #[arg(long)]
-    pub measure_all: bool,
 }
 
 /// The options that describe how to register with an engine.

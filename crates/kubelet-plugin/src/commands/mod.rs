@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use base::paths::HostPath;
 use base::report::{failure, kind_of};
 use base::sys::stdio;
 use clap::CommandFactory;
@@ -29,17 +28,15 @@ use clap_complete::{generate, shells};
 use command_line::parse::{self, Parsed};
 use command_line::terminal::{Color, ColorVariables};
 use findings::catalog;
-use nvidia_host::config;
 use plugin_api::control as control_socket;
 
 use crate::cdi_specs;
 use crate::log::{self, Log};
-use crate::monitor::{self, measure::Measures};
 use crate::settings::options::Options;
 use crate::settings::values::Interface;
 use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
-use cli::{Cli, Command, EngineOptions, MonitorOptions, Shell};
+use cli::{Cli, Command, EngineOptions, Shell};
 use report::{CheckReport, JsonReport};
 use role::{Role, SpecPaths};
 
@@ -148,10 +145,6 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         }
         Command::Clear { uuid, run_dir } => clear(&uuid, &run_dir),
         Command::Completion { shell } => print(&completion(shell)?),
-        Command::Monitor(options) => {
-            monitor(options, config.as_deref())?;
-            Ok(ExitCode::SUCCESS)
-        }
     }
 }
 
@@ -207,24 +200,6 @@ fn completion(shell: Shell) -> Result<String> {
         Shell::Fish => generate(shells::Fish, &mut cli, PROGRAM, &mut script),
     }
     Ok(String::from_utf8(script)?)
-}
-
-fn monitor(options: MonitorOptions, config: Option<&Path>) -> Result<()> {
-    let (mut config, _) = config::read(config)?;
-    if let Some(root) = options.driver_root {
-        config.driver_root = HostPath::new(root);
-    }
-    if let Some(root) = options.dev_root {
-        config.dev_root = Some(HostPath::new(root));
-    }
-    let measures = if options.measure_all {
-        Measures::All
-    } else if options.measure {
-        Measures::Few
-    } else {
-        Measures::Nothing
-    };
-    monitor::child::run(&config, &options.skip, measures)
 }
 
 /// Runs on this thread: the kernel kills the monitor when the thread that started it ends (PR_SET_PDEATHSIG(2const)).

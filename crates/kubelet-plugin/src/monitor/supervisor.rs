@@ -4,10 +4,9 @@
 //! process leaves that GPU out for a while, so that the others are watched.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -16,6 +15,9 @@ use base::report;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use nvidia_host::config::Config;
 use nvidia_host::host::HostState;
+use nvidia_host::nvml::program;
+use nvidia_host::nvml::protocol::{Measures, MonitorRequest, Request};
+use rustix::fs::{Mode, OFlags};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -52,40 +54,38 @@ const REAP: Duration = Duration::from_secs(2);
 /// How to run the monitor.
 #[derive(Clone, Debug)]
 pub struct SupervisorOptions {
-    program: PathBuf,
-    arguments: Vec<OsString>,
+    request: MonitorRequest,
     config: Config,
     time_limit: Duration,
 }
 
 impl SupervisorOptions {
-    /// Runs this program as the monitor, with this configuration file, and the settings that options may have changed. `measures`
-    /// is for metrics.
+    /// Runs the monitor with this configuration file, and the settings that options may have changed. `measures` is for metrics.
     #[must_use]
     pub fn new(config_path: Option<&Path>, settings: &Settings, measures: bool) -> Self {
         let config = &settings.common;
-        let mut arguments: Vec<OsString> = vec!["monitor".into()];
-        if let Some(path) = config_path {
+        let mut names = settings.plugin.metrics_names.iter();
+        let measures = match measures {
+            true if names.any(|names| names.are_dcgm()) => Measures::All,
+            true => Measures::Few,
+            false => Measures::Nothing,
+        };
+        let request = MonitorRequest {
             // The monitor runs in another directory.
-            let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-            arguments.extend(["--config".into(), path.into()]);
-        }
-        if measures {
-            let mut names = settings.plugin.metrics_names.iter();
-            let all = names.any(|names| names.are_dcgm());
-            arguments.push(if all { "--measure-all" } else { "--measure" }.into());
-        }
-        arguments.extend(["--driver-root".into(), config.driver_root.as_path().into()]);
-        if let Some(root) = &config.dev_root {
-            arguments.extend(["--dev-root".into(), root.as_path().into()]);
-        }
-        let time_limit = settings.plugin.nvml_timeout;
-        // An update of the package may replace the file. The link refers to the program that runs, also then (proc(5)).
+            config: config_path
+                .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.into())),
+            driver_root: config.driver_root.as_path().to_owned(),
+            dev_root: config
+                .dev_root
+                .as_ref()
+                .map(|root| root.as_path().to_owned()),
+            skip: Vec::new(),
+            measures,
+        };
         Self {
-            program: "/proc/self/exe".into(),
-            arguments,
+            request,
             config: config.clone(),
-            time_limit,
+            time_limit: settings.plugin.nvml_timeout,
         }
     }
 }
@@ -107,6 +107,9 @@ struct Finished;
 
 struct Supervisor {
     options: SupervisorOptions,
+    /// The program that was installed when the first monitor was started. The update of the package may replace the file, and programs of
+    /// two builds do not understand each other.
+    program: Option<OwnedFd>,
     updates: mpsc::Sender<Update>,
     let_go: Signal,
     resume: Signal,
@@ -148,6 +151,7 @@ impl Supervisor {
     fn new(options: SupervisorOptions, updates: mpsc::Sender<Update>) -> Result<Self> {
         Ok(Self {
             options,
+            program: None,
             updates,
             let_go: signal(SignalKind::user_defined1())?,
             resume: signal(SignalKind::user_defined2())?,
@@ -197,7 +201,7 @@ impl Supervisor {
             Err(error) => {
                 return Ok(Ended::Unusable(format!(
                     "cannot start the monitor: {}",
-                    report::line(&error.into())
+                    report::line(&error)
                 )));
             }
         };
@@ -226,15 +230,27 @@ impl Supervisor {
         Ok(ended)
     }
 
-    fn spawn(&self) -> io::Result<Child> {
-        let mut command = Command::new(&self.options.program);
+    fn spawn(&mut self) -> Result<Child> {
+        let skipped = self.skipped.iter().filter(|(_, skipped)| skipped.is_active);
+        let arguments = program::arguments(&Request::Monitor(MonitorRequest {
+            skip: skipped.map(|(index, _)| *index).collect(),
+            ..self.options.request.clone()
+        }))?;
+        let program = match &self.program {
+            Some(program) => program,
+            None => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                let path = program::find()?;
+                self.program
+                    .insert(rustix::fs::open(path, flags, Mode::empty())?)
+            }
+        };
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command
-            .args(&self.options.arguments)
+            .arg0(program::NAME)
+            .args(arguments.iter().skip(1))
             .env_clear()
             .current_dir("/");
-        for (index, _) in self.skipped.iter().filter(|(_, skipped)| skipped.is_active) {
-            command.arg("--skip").arg(index.to_string());
-        }
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -246,7 +262,7 @@ impl Supervisor {
             .thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = command.spawn();
         before.thread_set_mask()?;
-        child
+        Ok(child?)
     }
 
     async fn listen(&mut self, mut lines: Lines, child: &mut Child) -> Result<Ended, Finished> {
@@ -292,6 +308,10 @@ impl Supervisor {
                     // The monitor waits after it has polled all GPUs.
                     self.is_suspect &= next.wait_ms == 0;
                     call = next;
+                }
+                Ok(Message::Refused(_)) => {
+                    let why = format!("{} belongs to another build than the plugin", program::NAME);
+                    end = Some(Ended::Unusable(why));
                 }
                 Ok(Message::End(End::Changed)) => end = Some(Ended::Again),
                 Ok(Message::End(End::Unusable(why))) => end = Some(Ended::Unusable(why)),

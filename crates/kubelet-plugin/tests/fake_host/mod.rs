@@ -14,6 +14,15 @@ pub fn uuid(gpu: u32) -> String {
     )
 }
 
+/// Returns the program that loads NVML, which `cargo test --workspace` has built. Programs search for it in their own directory, which
+/// is another one for tests.
+pub fn nvml_program() -> PathBuf {
+    let this = std::env::current_exe().unwrap();
+    let program = this.parent().unwrap().with_file_name("oci-nvidia-nvml");
+    std::os::unix::fs::symlink(&program, this.with_file_name("oci-nvidia-nvml")).ok();
+    program
+}
+
 /// A driver root, and a configuration that names it.
 pub struct Fake {
     pub root: PathBuf,

@@ -1,10 +1,8 @@
 //! Parses and resolves `user = "root:video"`, the user of the process that calls NVML.
 
-use std::io;
-
 use anyhow::Result;
-use nix::unistd::{Gid, Group, Uid, User};
 
+use base::accounts;
 use base::report::failure;
 use base::sys::confine::Identity;
 use findings::catalog;
@@ -44,36 +42,33 @@ impl UserSpec {
     }
 }
 
-/// Looks the user and the group up on the host.
+/// Looks the user and the group up in the files of the host.
 ///
 /// # Errors
 /// If the user or the group does not exist.
 pub fn resolve(spec: &UserSpec) -> Result<Identity> {
     let entry = match spec.user.parse() {
-        Ok(uid) => User::from_uid(Uid::from_raw(uid)).map_err(io::Error::from)?,
+        Ok(uid) => accounts::user(uid)?,
         Err(_) => {
-            let found = User::from_name(&spec.user).map_err(io::Error::from)?;
+            let found = accounts::user_named(&spec.user)?;
             Some(found.ok_or_else(|| unknown("user", &spec.user, spec))?)
         }
     };
     let uid = match &entry {
-        Some(user) => user.uid.as_raw(),
+        Some(user) => user.uid,
         None => spec.user.parse()?,
     };
     let gid = match &spec.group {
         Some(group) => match group.parse() {
-            Ok(gid) => Gid::from_raw(gid),
+            Ok(gid) => gid,
             Err(_) => {
-                let found = Group::from_name(group).map_err(io::Error::from)?;
+                let found = accounts::group_named(group)?;
                 found.ok_or_else(|| unknown("group", group, spec))?.gid
             }
         },
         None => entry.ok_or_else(|| unknown("user", &spec.user, spec))?.gid,
     };
-    let identity = Identity {
-        uid,
-        gid: gid.as_raw(),
-    };
+    let identity = Identity { uid, gid };
     // For setresuid(2), -1 means that the id is not changed.
     if [identity.uid, identity.gid].contains(&u32::MAX) {
         return Err(unknown("user or group", &u32::MAX.to_string(), spec));
@@ -93,7 +88,7 @@ fn unknown(kind: &str, name: &str, spec: &UserSpec) -> anyhow::Error {
             "user = \"{}{group}\" in the [nvidia-container-cli] table of config.toml: unknown {kind} {name:?}",
             spec.user
         ),
-        format!("choose one that \"getent {database}\" lists, or remove the line"),
+        format!("choose a number or a name in /etc/{database}, or remove the line"),
     )
 }
 

@@ -1,7 +1,7 @@
 //! Returns commands that add a user to the group of the driver's device nodes. The group differs between hosts ("video", "render", a
 //! number without a name), so it is read from the nodes.
 
-use nix::unistd::{Gid, Group};
+use base::accounts;
 
 /// The fix if only root can open the nodes. The kernel module reads these options when it is loaded.
 pub const GIVE_A_GROUP: &str = "give the nodes a group and mode 0660: options nvidia NVreg_DeviceFileGID=… \
@@ -10,10 +10,8 @@ pub const GIVE_A_GROUP: &str = "give the nodes a group and mode 0660: options nv
 /// Returns the name of a group, or `None` if the host has no name for it.
 #[must_use]
 pub fn name(gid: u32) -> Option<String> {
-    Group::from_gid(Gid::from_raw(gid))
-        .ok()
-        .flatten()
-        .map(|group| group.name)
+    let group = accounts::group(gid).ok()??;
+    Some(group.name)
 }
 
 /// Returns the commands that root runs to permit `user` to open a node with this group and mode.

@@ -1,9 +1,11 @@
 //! The kinds of driver that are supported, and what differs between them.
 
+use serde::{Deserialize, Serialize};
+
 use super::node_name::{CONTROL, NodeName};
 
 /// The kind of a driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DriverKind {
     /// The driver of Linux, with the kernel module nvidia, which lists the GPUs and has a device node for each.
     #[default]

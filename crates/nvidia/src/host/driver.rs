@@ -19,8 +19,8 @@ use crate::driver::platform::Platform;
 use crate::inventory::cache::{Cache, KernelView};
 use crate::inventory::fingerprint::uptime;
 use crate::inventory::procfs::{self, KnownGpu};
-use crate::inventory::query::NvmlQuery;
 use crate::inventory::{Inventory, cap_files, identity};
+use crate::nvml::query::NvmlQuery;
 
 /// A driver whose libnvidia-ml exists, and the configuration that names it.
 #[derive(Debug)]

@@ -46,10 +46,11 @@ use crate::edits::{Edits, Wanted, decide};
 use crate::feature::{Feature, Features};
 use crate::inventory::cache::KernelView;
 use crate::inventory::node_limits::NodeLimits;
-use crate::inventory::processes::{self, GpuProcesses};
+use crate::inventory::processes::GpuProcesses;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::inventory::select::{Device, names_of};
 use crate::inventory::{Inventory, cap_files};
+use crate::nvml::processes;
 
 /// Whether this host has no NVIDIA GPU. A host with a missing or broken driver can have one.
 #[must_use]

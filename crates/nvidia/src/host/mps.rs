@@ -14,7 +14,8 @@ use super::driver::Driver;
 use crate::capability::{Capabilities, Capability};
 use crate::config::Config;
 use crate::driver::{locate, packages};
-use crate::inventory::compute_mode::{ModeProcess, ModeTarget};
+use crate::nvml::mode_process::ModeProcess;
+use crate::nvml::protocol::ModeTarget;
 use crate::programs;
 
 /// The programs of MPS, and the directories in which they find each other and libcuda.

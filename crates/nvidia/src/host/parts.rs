@@ -18,7 +18,7 @@ use crate::inventory::Inventory;
 use crate::inventory::cap_files::AtQuery;
 use crate::inventory::gather::NvmlAnswer;
 use crate::inventory::procfs;
-use crate::inventory::query::{self, NvmlQuery};
+use crate::nvml::query::{self, NvmlQuery};
 
 /// The parts of a driver that exist below its roots. One or several of them can be missing.
 #[derive(Debug)]

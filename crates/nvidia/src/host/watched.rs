@@ -1,11 +1,10 @@
 //! The driver of a host, for a program that watches it for a long time.
 
-use std::fs::File;
-
 use anyhow::Result;
 use rustix::fs::{FileType, Stat};
 
 use base::report::failure;
+use base::tree::Tree;
 use findings::catalog;
 
 use super::driver::Driver;
@@ -16,8 +15,7 @@ use crate::driver::DriverKind;
 use crate::driver::node_name::NodeName;
 use crate::inventory::Inventory;
 use crate::inventory::identity::RunAs;
-use crate::inventory::query::NvmlQuery;
-use crate::inventory::session::Session;
+use crate::nvml::query::NvmlQuery;
 
 /// The driver that the configuration names. It stays usable after this process has changed its root directory.
 #[derive(Debug)]
@@ -50,11 +48,15 @@ impl WatchedDriver {
         })
     }
 
-    /// Drops the privileges of this process and loads NVML, see [`Session::start`].
-    ///
-    /// # Errors
-    /// If the session cannot be started, see [`Session::start`].
-    pub fn start_session(&self, pipe: &File) -> Result<Session> {
+    /// Returns the question that has the place of the library.
+    #[must_use]
+    pub const fn question(&self) -> &NvmlQuery {
+        &self.question
+    }
+
+    /// Returns the directories whose `/dev`, `/proc` and `/sys` the other functions read.
+    #[must_use]
+    pub fn trees(&self) -> [Tree; 4] {
         let Roots {
             driver,
             dev,
@@ -62,7 +64,7 @@ impl WatchedDriver {
             sys,
             ..
         } = self.roots.clone();
-        Session::start(self.question.clone(), &[driver, dev, proc, sys], pipe)
+        [driver, dev, proc, sys]
     }
 
     /// Adds the GPUs to NVML's answer that only the kernel module lists, and MIG devices without nodes.

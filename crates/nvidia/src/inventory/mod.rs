@@ -3,8 +3,6 @@
 pub mod cache;
 pub mod cap_files;
 pub mod caps;
-pub mod compute_mode;
-mod files;
 pub mod fingerprint;
 pub mod gather;
 pub mod identity;
@@ -15,10 +13,8 @@ pub mod notice;
 pub mod nvml;
 pub mod processes;
 pub mod procfs;
-pub mod query;
 pub mod report;
 pub mod select;
-pub mod session;
 mod stored_error;
 
 use std::collections::BTreeSet;

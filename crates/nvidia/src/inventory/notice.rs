@@ -33,14 +33,14 @@ pub fn line(limit: Duration) -> String {
 
 /// A wait that has begun.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wait {
+pub(crate) struct Wait {
     begun: Instant,
     limit: Duration,
 }
 
 impl Wait {
     /// Begins a wait with this time limit, which the notice contains.
-    pub(super) fn begin(limit: Duration) -> Self {
+    pub(crate) fn begin(limit: Duration) -> Self {
         Self {
             begun: Instant::now(),
             limit,
@@ -49,7 +49,7 @@ impl Wait {
 
     /// Waits until `end`. `answer` waits until the time that it gets, and returns `None` if there is no answer by then. It is called a second
     /// time if the notice is due before the end.
-    pub(super) fn until<T>(
+    pub(crate) fn until<T>(
         self,
         end: Instant,
         mut answer: impl FnMut(Instant) -> Option<T>,

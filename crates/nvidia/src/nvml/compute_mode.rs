@@ -1,6 +1,4 @@
-//! The functions of NVML for the compute mode of a GPU, as a trait, so that the callers can be tested without the library.
-
-use super::api::{Api, DeviceHandle, Failed};
+//! The compute mode of a GPU.
 
 /// Which processes can use a GPU with CUDA, from `nvmlComputeMode_t`. The mode applies to new processes, and lasts until the driver
 /// is unloaded.
@@ -51,21 +49,6 @@ impl ComputeMode {
             Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
         }
     }
-}
-
-/// The part of NVML for the compute mode.
-pub trait ComputeModes: Api {
-    /// `nvmlDeviceGetComputeMode`
-    ///
-    /// # Errors
-    /// [`super::api::Code::NOT_SUPPORTED`] if the GPU does not have modes.
-    fn compute_mode(&self, device: DeviceHandle) -> Result<u32, Failed>;
-    /// `nvmlDeviceSetComputeMode`
-    ///
-    /// # Errors
-    /// [`super::api::Code::NO_PERMISSION`] without root's capability `CAP_SYS_ADMIN`, and
-    /// [`super::api::Code::NOT_SUPPORTED`] in MIG mode.
-    fn set_compute_mode(&self, device: DeviceHandle, mode: ComputeMode) -> Result<(), Failed>;
 }
 
 #[cfg(test)]

@@ -1,21 +1,14 @@
-//! Bindings to the NVIDIA Management Library (NVML). It runs in a child process: see [`crate::inventory::query`].
-//! <https://docs.nvidia.com/deploy/nvml-api/>
+//! What the programs that need the NVIDIA Management Library (NVML) and `oci-nvidia-nvml`, the only program that loads it, say to each
+//! other. <https://docs.nvidia.com/deploy/nvml-api/>
 
-#[cfg(not(feature = "nvml"))]
-mod absent;
-#[cfg_attr(
-    not(feature = "nvml"),
-    expect(dead_code, reason = "only the library creates handles")
-)]
-pub mod api;
 pub mod compute_mode;
-#[cfg(feature = "nvml")]
-mod ffi;
-#[cfg(feature = "nvml")]
+mod failed;
+pub mod message;
+pub mod mode_process;
 pub mod monitoring;
 pub mod processes;
+pub mod program;
+pub mod protocol;
+pub mod query;
 
-#[cfg(not(feature = "nvml"))]
-pub use absent::NvmlLibrary;
-#[cfg(feature = "nvml")]
-pub use ffi::NvmlLibrary;
+pub use failed::{Code, Failed};

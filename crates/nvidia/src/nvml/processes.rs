@@ -1,35 +1,51 @@
-//! The functions of NVML that list the processes on a GPU, as a trait, so that the callers can be tested without the library.
+//! Asks NVML which processes use each GPU.
 
-use super::api::{Api, DeviceHandle, Failed};
+use std::time::Instant;
 
-/// The way in which a process uses a GPU. NVML has a list for each, and a process can be in several of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// Computes, with CUDA for example
-    Compute,
-    /// Draws
-    Graphics,
-    /// Computes as a client of the Multi-Process Service
-    Mps,
+use anyhow::Result;
+
+use base::json;
+use base::sys::child::NoAnswer;
+
+use super::program::{self, Isolation};
+use super::protocol::{ProcessLine, Request};
+use super::query::{self, NvmlQuery};
+use crate::inventory::notice::Wait;
+use crate::inventory::processes::GpuProcesses;
+
+/// Asks NVML for the processes of all GPUs until `end`.
+///
+/// # Errors
+/// If the library cannot be loaded, fails as a whole, or does not answer in time. A GPU that fails has the reason instead of processes.
+pub fn ask(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
+    query::timed(question, || ask_all(question, end))
 }
 
-/// A process on a GPU, from `nvmlProcessInfo_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NvmlProcess {
-    /// Its id, in the PID namespace of the process that asks
-    pub pid: u32,
-    /// The memory of the GPU that it uses, in bytes; `None` if the driver does not know it
-    pub memory: Option<u64>,
+fn ask_all(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
+    let library = question.library_place()?;
+    let identity = library.identity;
+    let wait = Wait::begin(question.deadline);
+    let request = Request::Processes { library };
+    let mut process = program::start(&request, Isolation::AmongProcesses)?;
+    let mut gpus = Vec::new();
+    loop {
+        let line = query::next_line(&mut process, end, wait)
+            .map_err(|why| query::without_answer(why, question))?;
+        match json::from_bytes(&line) {
+            Ok(ProcessLine::Gpu(gpu)) => gpus.push(gpu),
+            Ok(ProcessLine::Done) => return Ok(gpus),
+            Ok(ProcessLine::Nvml(failed)) => {
+                return Err(query::explain_nvml(&failed, question, identity));
+            }
+            Ok(ProcessLine::Refused(refused)) => {
+                return Err(query::explain_refused(&refused, question));
+            }
+            Err(error) => {
+                return Err(query::without_answer(
+                    NoAnswer::System(error.into()),
+                    question,
+                ));
+            }
+        }
+    }
 }
-
-/// The part of NVML that lists processes.
-pub trait Processes: Api {
-    /// `nvmlDeviceGetComputeRunningProcesses_v3`, or the function for another [`Use`]; with drivers before 510, its version 2
-    ///
-    /// # Errors
-    /// If the GPU is lost, or has more processes than [`MOST`].
-    fn processes(&self, device: DeviceHandle, how: Use) -> Result<Vec<NvmlProcess>, Failed>;
-}
-
-/// The processes of a GPU that can be listed.
-pub const MOST: usize = 1024;

@@ -237,15 +237,15 @@ pub fn cdi_user_namespace(bench: &Bench) -> Outcome {
     })
 }
 
-/// The program of the package -compat under NVIDIA's name, next to the hook.
+/// The hook under NVIDIA's name, next to the program that loads NVML.
 pub fn compat(bench: &Bench) -> Outcome {
     bench.isolated()?;
     let driver = bench.driver()?;
     let dir = bench.work.join("compat");
     std::fs::create_dir_all(&dir).map_err(|error| error.to_string())?;
     for (from, to) in [
-        ("oci-nvidia-hook", "oci-nvidia-hook"),
-        ("oci-nvidia-hook-compat", "nvidia-container-cli"),
+        ("oci-nvidia-nvml", "oci-nvidia-nvml"),
+        ("oci-nvidia-hook", "nvidia-container-cli"),
     ] {
         std::fs::copy(bench.options.program(from), dir.join(to))
             .map_err(|error| format!("{from}: {error}"))?;

@@ -1,28 +1,34 @@
-//! The process that calls NVML: `monitor`.
+//! Watches the GPUs for the kubelet plugin.
 //!
-//! It has one thread, and the privileges of a user who can open the device nodes. It polls the GPUs, waits for events, and prints a
-//! line for each result. It ends when its standard input is closed, and if another process is needed to see the GPUs as they are now:
+//! The process has one thread, and the privileges of a user who can open the device nodes. It polls the GPUs, waits for events, and prints
+//! a line for each result. It ends when its standard input is closed, and if another process is needed to see the GPUs as they are now:
 //! NVML counts the GPUs when it is initialized.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+mod ask;
+mod measure;
+
+use std::io;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use nvidia_host::config::Config;
+use anyhow::{Result, ensure};
+use base::paths::HostPath;
+use base::sys::confine::CapabilitySet;
+use nvidia_host::config::{self, Config};
 use nvidia_host::driver::DriverKind;
 use nvidia_host::host::{HostState, WatchedDriver};
-use nvidia_host::inventory::nvml::{NvmlProgress, take};
+use nvidia_host::inventory::nvml::NvmlProgress;
 use nvidia_host::inventory::{FailedGpu, Inventory};
-use nvidia_host::nvml::api::Failed;
-use nvidia_host::nvml::monitoring::{EventData, EventSet, Monitoring};
+use nvidia_host::nvml::message::{End, GpuEvent, Link, Message, NvmlCall, Sample, Snapshot};
+use nvidia_host::nvml::protocol::{Measures, MonitorRequest};
+use nvidia_host::nvml::{Failed, query};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, Mode, OFlags};
 
-use super::measure::{self, DeviceConstants, Measures};
-use super::message::{End, GpuEvent, Link, Message, NvmlCall, Sample, Snapshot};
-use super::nvml::{self, Handle, Meaning};
+use self::ask::{Handle, Meaning};
+use self::measure::DeviceConstants;
+use crate::inventory::take;
+use crate::lines::Lines;
+use crate::load::{load, may_own_files};
+use crate::monitoring::{EventData, EventSet, Monitoring};
 
 /// The time between two polls of all GPUs.
 const ROUND: Duration = Duration::from_secs(5);
@@ -42,79 +48,51 @@ const REPETITION: Duration = Duration::from_secs(1);
 /// Why a GPU is not asked.
 const SKIPPED: &str = "the driver does not answer when it is asked about this GPU";
 
-/// Watches the GPUs until the standard input is closed, except for those with these indices, and measures them for metrics.
-/// The process must have one thread, and must not have opened any file.
+/// Watches the GPUs until the standard input is closed.
 ///
 /// # Errors
-/// If the standard streams cannot be used, or nothing reads the lines. Errors of the driver are lines.
-pub fn run(config: &Config, skip: &[u32], measures: Measures) -> Result<()> {
-    base::sys::child::close_inherited();
-    let mut lines = Lines {
-        out: take_stdout()?,
-        is_closed: false,
-    };
-    match watch(config, skip, measures, &mut lines) {
+/// If nothing reads the lines. Errors of the driver are lines.
+pub(crate) fn answer(request: &MonitorRequest, lines: &mut Lines) -> Result<()> {
+    match watch(request, lines) {
         Ok(Some(end)) => lines.write(&Message::End(end)),
         Ok(None) => {}
         Err(error) => lines.write(&Message::End(End::Unusable(base::report::line(&error)))),
     }
-    ensure!(!lines.is_closed, "cannot write to stdout");
+    ensure!(!lines.is_closed(), "cannot write to stdout");
     Ok(())
 }
 
-/// Returns the standard output, and replaces it with /dev/null for the library.
-fn take_stdout() -> Result<File> {
-    let out = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)
-        .context("cannot duplicate stdout")?;
-    let null: OwnedFd = rustix::fs::openat(
-        CWD,
-        c"/dev/null",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    // NVML and the libraries that it loads may print, which would break the lines.
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
-    Ok(File::from(out))
+fn announce(lines: &mut Lines, index: Option<u32>, gpu: Option<&str>) {
+    lines.write(&Message::Call(NvmlCall {
+        index,
+        gpu: gpu.map(str::to_owned),
+        wait_ms: 0,
+    }));
 }
 
-/// The standard output.
-struct Lines {
-    out: File,
-    is_closed: bool,
-}
-
-impl Lines {
-    fn write(&mut self, message: &Message) {
-        let mut line = serde_json::to_vec(message).unwrap_or_default();
-        line.push(b'\n');
-        self.is_closed |= self.out.write_all(&line).is_err();
+/// Returns the configuration with what options have changed.
+fn config_of(request: &MonitorRequest) -> Result<Config> {
+    let (mut config, _) = config::read(request.config.as_deref())?;
+    config.driver_root = HostPath::new(&request.driver_root);
+    if let Some(root) = &request.dev_root {
+        config.dev_root = Some(HostPath::new(root));
     }
-
-    fn call(&mut self, index: Option<u32>, gpu: Option<&str>) {
-        self.write(&Message::Call(NvmlCall {
-            index,
-            gpu: gpu.map(str::to_owned),
-            wait_ms: 0,
-        }));
-    }
+    Ok(config)
 }
 
 /// Returns `None` when the standard input is closed.
-fn watch(
-    config: &Config,
-    skip: &[u32],
-    measures: Measures,
-    lines: &mut Lines,
-) -> Result<Option<End>> {
-    let site = WatchedDriver::find(config)?;
-    let session = site.start_session(&lines.out)?;
+fn watch(request: &MonitorRequest, lines: &mut Lines) -> Result<Option<End>> {
+    let site = WatchedDriver::find(&config_of(request)?)?;
+    let question = site.question();
+    let place = question.library_place()?;
+    let loaded = load(CapabilitySet::empty(), &place, &site.trees(), lines)
+        .map_err(|refused| query::explain_refused(&refused, question))?;
     let mut watch = Watch {
-        api: session.api(),
+        api: &loaded.library,
         site: &site,
-        limits_reading: session.limits_reading(),
-        skip,
-        measures,
+        limits_reading: may_own_files(place.identity),
+        skip: &request.skip,
+        measures: request.measures,
         lines,
         host: site.state(),
         handles: Vec::new(),
@@ -125,7 +103,9 @@ fn watch(
         last_event: None,
         failing: None,
     };
-    watch.run().map_err(|failed| session.explain(&failed))
+    watch
+        .run()
+        .map_err(|failed| query::explain_nvml(&failed, question, place.identity))
 }
 
 struct Watch<'a, M> {
@@ -176,7 +156,7 @@ impl<M: Monitoring> Watch<'_, M> {
             if let Some(end) = self.wait_until(start + ROUND) {
                 return Ok(end);
             }
-            if self.lines.is_closed {
+            if self.lines.is_closed() {
                 return Ok(None);
             }
         }
@@ -247,11 +227,11 @@ impl<M: Monitoring> Watch<'_, M> {
     }
 
     fn sample(&mut self, handle: &Handle) -> Sample {
-        self.lines.call(Some(handle.index), Some(&handle.gpu.uuid));
+        announce(self.lines, Some(handle.index), Some(&handle.gpu.uuid));
         let node_missing = !self.site.has_node(handle.gpu.minor);
         let mut sample = Sample {
             node_missing,
-            ..nvml::sample(self.api, handle)
+            ..ask::sample(self.api, handle)
         };
         if sample.error.is_none() {
             sample.measured = measure::measure(self.api, handle, self.measures);
@@ -265,7 +245,7 @@ impl<M: Monitoring> Watch<'_, M> {
         self.handles.clear();
         let mut snapshot = Snapshot::default();
         for gpu in &inventory.gpus {
-            self.lines.call(Some(gpu.index), Some(&gpu.uuid));
+            announce(self.lines, Some(gpu.index), Some(&gpu.uuid));
             // It has answered already.
             let Ok(device) = self.api.device(gpu.index) else {
                 continue;
@@ -277,9 +257,9 @@ impl<M: Monitoring> Watch<'_, M> {
             };
             snapshot
                 .mig_profiles
-                .append(&mut nvml::mig_profiles(self.api, &handle));
+                .append(&mut ask::mig_profiles(self.api, &handle));
             self.known.add(self.api, &handle);
-            if nvml::supported_events(self.api, device) == 0 {
+            if ask::supported_events(self.api, device) == 0 {
                 snapshot.without_events.push(gpu.uuid.clone());
             }
             self.handles.push(handle);
@@ -290,7 +270,7 @@ impl<M: Monitoring> Watch<'_, M> {
             .mig_attributes
             .clone_from(&self.known.mig_attributes);
         snapshot.memory_slices.clone_from(&self.known.memory_slices);
-        self.lines.call(None, None);
+        announce(self.lines, None, None);
         snapshot.links = self.links();
         self.site.complete(&mut inventory);
         Ok(Snapshot {
@@ -302,7 +282,7 @@ impl<M: Monitoring> Watch<'_, M> {
     fn take_inventory(&mut self) -> Result<Inventory, Failed> {
         let mut inventory = Inventory::default();
         let Self { handles, lines, .. } = self;
-        lines.call(None, None);
+        announce(lines, None, None);
         take(
             self.api,
             DriverKind::Linux,
@@ -314,7 +294,11 @@ impl<M: Monitoring> Watch<'_, M> {
                 }
                 NvmlProgress::Next(index) => {
                     let known = handles.iter().find(|handle| handle.index == index);
-                    lines.call(Some(index), known.map(|handle| handle.gpu.uuid.as_str()));
+                    announce(
+                        lines,
+                        Some(index),
+                        known.map(|handle| handle.gpu.uuid.as_str()),
+                    );
                 }
                 NvmlProgress::Gpu(gpu) => inventory.gpus.push(gpu),
                 NvmlProgress::Failed(failed) => inventory.failed.push(failed),
@@ -339,7 +323,7 @@ impl<M: Monitoring> Watch<'_, M> {
         {
             return links.clone();
         }
-        let links = nvml::links(self.api, &self.handles);
+        let links = ask::links(self.api, &self.handles);
         self.links = Some((gpus, links.clone()));
         links
     }
@@ -352,12 +336,12 @@ impl<M: Monitoring> Watch<'_, M> {
         {
             return;
         }
-        self.lines.call(None, None);
+        announce(self.lines, None, None);
         let Self { api, lines, .. } = self;
-        let new = nvml::register(*api, working, &mut |gpu| {
-            lines.call(Some(gpu.index), Some(&gpu.gpu.uuid))
+        let new = ask::register(*api, working, &mut |gpu| {
+            announce(lines, Some(gpu.index), Some(&gpu.gpu.uuid))
         });
-        self.lines.call(None, None);
+        announce(self.lines, None, None);
         if let Some((old, _)) = std::mem::replace(&mut self.events, new.map(|set| (set, gpus))) {
             while let Ok(Some(event)) = self.api.wait(&old, Duration::ZERO) {
                 self.handle(event);
@@ -414,7 +398,7 @@ impl<M: Monitoring> Watch<'_, M> {
         let Some(handle) = self.gpu_of(&data) else {
             return Woken::Time;
         };
-        let kind = match nvml::meaning(data.kind, data.data) {
+        let kind = match ask::meaning(data.kind, data.data) {
             Some(Meaning::Report(kind)) => kind,
             Some(Meaning::MigChanged) => return Woken::Poll,
             None => return Woken::Time,

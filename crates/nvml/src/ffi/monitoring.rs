@@ -6,11 +6,10 @@ use std::time::Duration;
 use super::structs::{self, DeviceAttributes, FieldValue, GpuInstanceInfo, PciInfo};
 use super::table::Count;
 use super::{NvmlLibrary, stored};
-use crate::nvml::api::{Code, DeviceHandle, Failed, GpuInstance};
-use crate::nvml::monitoring::{
-    AddressingMode, Clock, Engines, EventData, EventSet, FIELDS, Memory, MemorySlices,
-    MigAttributes, Monitoring, Utilization,
-};
+use crate::api::{DeviceHandle, GpuInstance};
+use crate::monitoring::{Clock, EventData, EventSet, FIELDS, Monitoring, Utilization};
+use nvidia_host::nvml::monitoring::{AddressingMode, Engines, Memory, MemorySlices, MigAttributes};
+use nvidia_host::nvml::{Code, Failed};
 
 impl Monitoring for NvmlLibrary {
     fn create_event_set(&self) -> Result<EventSet, Failed> {

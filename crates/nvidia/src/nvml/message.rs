@@ -1,11 +1,13 @@
-//! The lines that the monitor prints, one JSON document on each. Both sides are the same program, so the format is not an interface.
+//! The lines of a monitor: the answer to [`super::protocol::Request::Monitor`].
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use nvidia_host::inventory::Inventory;
-use nvidia_host::nvml::monitoring::{AddressingMode, Memory, MemorySlices, MigAttributes};
 use serde::{Deserialize, Serialize};
+
+use super::monitoring::{AddressingMode, Memory, MemorySlices, MigAttributes};
+use super::protocol::Unloadable;
+use crate::inventory::Inventory;
 
 /// A line of the monitor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +22,8 @@ pub enum Message {
     Event(GpuEvent),
     /// The last line: why the monitor ends
     End(End),
+    /// There is no monitor
+    Refused(Unloadable),
 }
 
 /// The calls of NVML that follow.
@@ -63,7 +67,8 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Returns the number of GPUs, those that do not answer included.
-    pub(super) fn count(&self) -> usize {
+    #[must_use]
+    pub fn count(&self) -> usize {
         self.inventory.gpus.len() + self.inventory.failed.len()
     }
 }

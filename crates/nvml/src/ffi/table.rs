@@ -11,9 +11,9 @@ use super::structs::{
     AddressingMode, DeviceAttributes, EventData, FieldValue, GpuInstanceInfo, Memory, MemoryV2,
     PciInfo, ProcessList, Return, Utilization,
 };
-use crate::nvml::api::{DeviceHandle, Failed, GpuInstance};
-use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
-use crate::nvml::processes::MOST;
+use crate::api::{DeviceHandle, GpuInstance, MOST};
+use crate::monitoring::{BorrowedSet, EventSet, FIELDS};
+use nvidia_host::nvml::Failed;
 
 // C gives an enumeration without negative values the type `unsigned int`.
 type BrandType = c_uint;

@@ -1,17 +1,18 @@
-//! The program under NVIDIA's names. The modules `nvidia_ctk`, `nvidia_cli` and `docker` of the tests of the hook test what it does.
-#![allow(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "tests run programs"
-)]
+//! Command lines of the program under NVIDIA's names. The modules `nvidia_ctk`, `nvidia_cli` and `docker` test what it does.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use crate::support::HOOK;
+
+tests! {
+    &[] => invalid_command_lines, mistakes_are_reported_under_the_called_name;
+}
+
 /// Runs the program under this name, and returns its exit status and stderr.
 fn called(line: &str) -> (Option<i32>, String) {
     let mut words = line.split(' ');
-    let mut program = Command::new(env!("CARGO_BIN_EXE_oci-nvidia-hook-compat"));
+    let mut program = Command::new(HOOK);
     program.arg0(words.next().unwrap()).args(words).env_clear();
     let ran = program.output().unwrap();
     assert_eq!(ran.stdout, b"", "{line}");
@@ -19,7 +20,6 @@ fn called(line: &str) -> (Option<i32>, String) {
 }
 
 /// nvidia-container-cli ends with 1, like NVIDIA's program.
-#[test]
 fn invalid_command_lines() {
     for (line, code, problem) in [
         ("nvidia-ctk", 2, "a command is missing"),
@@ -82,9 +82,8 @@ fn invalid_command_lines() {
     }
 }
 
-#[test]
 fn mistakes_are_reported_under_the_called_name() {
-    let mut program = Command::new(env!("CARGO_BIN_EXE_oci-nvidia-hook-compat"));
+    let mut program = Command::new(HOOK);
     let ran = program.arg0("nvidia-ctk").arg("hok").output().unwrap();
     let stderr = String::from_utf8(ran.stderr).unwrap();
     assert_eq!(ran.status.code(), Some(2), "{stderr}");

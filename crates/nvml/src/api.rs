@@ -1,54 +1,17 @@
 //! The functions of NVML that this crate calls, as a trait, so that the inventory can be tested without the library.
 
 use std::ffi::c_void;
-use std::{fmt, ptr};
+use std::ptr;
 
-use serde::{Deserialize, Serialize};
-
-/// A return code of NVML, `nvmlReturn_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Code(pub u32);
-
-impl Code {
-    /// The GPU or the driver does not have the feature.
-    pub(crate) const NOT_SUPPORTED: Self = Self(3);
-    /// This user cannot open the device nodes.
-    pub(crate) const NO_PERMISSION: Self = Self(4);
-    /// There is no device with this index.
-    pub(crate) const NOT_FOUND: Self = Self(6);
-    /// The kernel module is not loaded, or `/dev/nvidiactl` is missing.
-    pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
-    /// Nothing happened within the time limit.
-    pub(crate) const TIMEOUT: Self = Self(10);
-    /// The library is older than the function.
-    pub(crate) const FUNCTION_NOT_FOUND: Self = Self(13);
-    /// The library has another version than the kernel module.
-    pub(crate) const LIB_RM_VERSION_MISMATCH: Self = Self(18);
-}
-
-/// A call of NVML that failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failed {
-    /// The function, such as `nvmlInit_v2`
-    pub call: String,
-    /// The return code
-    pub code: Code,
-    /// The library's description of the code
-    pub text: String,
-}
-
-impl fmt::Display for Failed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} reports {:?} ({})", self.call, self.text, self.code.0)
-    }
-}
+use nvidia_host::nvml::Failed;
+use nvidia_host::nvml::compute_mode::ComputeMode;
 
 /// A device handle, `nvmlDevice_t`: an opaque pointer that is valid until NVML is shut down.
 ///
 /// Only the library and tests create one that is not NULL, because the library dereferences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct DeviceHandle(*mut c_void);
+pub(crate) struct DeviceHandle(*mut c_void);
 
 impl DeviceHandle {
     /// A place for the library to store a handle
@@ -77,7 +40,7 @@ impl DeviceHandle {
 }
 
 /// NVML, as far as we need it.
-pub trait Api {
+pub(crate) trait Api {
     /// `nvmlInit_v2`
     ///
     /// # Errors
@@ -158,4 +121,51 @@ pub trait Api {
     /// # Errors
     /// If it is no MIG device, or gone.
     fn compute_instance(&self, device: DeviceHandle) -> Result<u32, Failed>;
+}
+
+/// The way in which a process uses a GPU. NVML has a list for each, and a process can be in several of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Computes, with CUDA for example
+    Compute,
+    /// Draws
+    Graphics,
+    /// Computes as a client of the Multi-Process Service
+    Mps,
+}
+
+/// A process on a GPU, from `nvmlProcessInfo_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NvmlProcess {
+    /// Its id, in the PID namespace of the process that asks
+    pub pid: u32,
+    /// The memory of the GPU that it uses, in bytes; `None` if the driver does not know it
+    pub memory: Option<u64>,
+}
+
+/// The part of NVML that lists processes.
+pub(crate) trait Processes: Api {
+    /// `nvmlDeviceGetComputeRunningProcesses_v3`, or the function for another [`Use`]; with drivers before 510, its version 2
+    ///
+    /// # Errors
+    /// If the GPU is lost, or has more processes than [`MOST`].
+    fn processes(&self, device: DeviceHandle, how: Use) -> Result<Vec<NvmlProcess>, Failed>;
+}
+
+/// The processes of a GPU that can be listed.
+pub(crate) const MOST: usize = 1024;
+
+/// The part of NVML for the compute mode.
+pub(crate) trait ComputeModes: Api {
+    /// `nvmlDeviceGetComputeMode`
+    ///
+    /// # Errors
+    /// [`nvidia_host::nvml::Code::NOT_SUPPORTED`] if the GPU does not have modes.
+    fn compute_mode(&self, device: DeviceHandle) -> Result<u32, Failed>;
+    /// `nvmlDeviceSetComputeMode`
+    ///
+    /// # Errors
+    /// [`nvidia_host::nvml::Code::NO_PERMISSION`] without root's capability `CAP_SYS_ADMIN`, and
+    /// [`nvidia_host::nvml::Code::NOT_SUPPORTED`] in MIG mode.
+    fn set_compute_mode(&self, device: DeviceHandle, mode: ComputeMode) -> Result<(), Failed>;
 }

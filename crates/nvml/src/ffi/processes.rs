@@ -3,8 +3,8 @@
 use super::structs::{ProcessInfo, ProcessList};
 use super::table::Room;
 use super::{NvmlLibrary, stored};
-use crate::nvml::api::{Code, DeviceHandle, Failed};
-use crate::nvml::processes::{NvmlProcess, Processes, Use};
+use crate::api::{DeviceHandle, NvmlProcess, Processes, Use};
+use nvidia_host::nvml::{Code, Failed};
 
 impl Processes for NvmlLibrary {
     fn processes(&self, device: DeviceHandle, how: Use) -> Result<Vec<NvmlProcess>, Failed> {

@@ -15,17 +15,19 @@ use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use self::structs::{PciInfo, Return};
 use self::table::{Length, Text};
-use super::api::{Api, Code, DeviceHandle, Failed};
+use nvidia_host::nvml::{Code, Failed};
+
+use crate::api::{Api, DeviceHandle};
 
 /// The loaded library.
 #[derive(Debug)]
-pub struct NvmlLibrary {
+pub(crate) struct NvmlLibrary {
     handle: Handle,
 }
 
 impl NvmlLibrary {
     /// Loads the library. This runs its constructors with the privileges of this process, so only a confined child calls it.
-    pub fn load(name: &OsStr) -> Result<Self, libloading::Error> {
+    pub(crate) fn load(name: &OsStr) -> Result<Self, libloading::Error> {
         // SAFETY: the callers load libraries of the host only, NVIDIA's and the C library's, which run their
         // constructors correctly in a process with one thread; none comes from a container.
         let handle = unsafe { Handle::open(Some(name), RTLD_NOW | RTLD_LOCAL) }?;

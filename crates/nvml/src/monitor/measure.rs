@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use nvidia_host::nvml::monitoring::{
-    Clock, Memory, MemorySlices, MigAttributes, Monitoring, Utilization, field, is_unsupported,
-};
+use nvidia_host::nvml::message::{Measured, More, Properties};
+use nvidia_host::nvml::monitoring::{Memory, MemorySlices, MigAttributes};
+use nvidia_host::nvml::protocol::Measures;
 
-use super::message::{Measured, More, Properties};
-use super::nvml::Handle;
+use super::ask::Handle;
+use crate::monitoring::{Clock, Monitoring, Utilization, field, is_unsupported};
 
 /// What does not change while a GPU or a MIG device exists, by UUID. Each device is asked once.
 #[derive(Debug, Default)]
@@ -64,17 +64,6 @@ fn properties(api: &impl Monitoring, handle: &Handle) -> Option<Properties> {
         mig_capable: api.mig_mode(handle.device).is_ok(),
         addressing_mode,
     })
-}
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measures {
-    /// Nothing: metrics are not served.
-    Nothing,
-    /// The values of metrics with GKE's names
-    Few,
-    /// The values of metrics with DCGM's names as well
-    All,
 }
 
 /// Reads the values of a GPU for metrics.

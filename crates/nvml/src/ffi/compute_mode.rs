@@ -1,8 +1,9 @@
 //! Reads and sets the compute mode of a GPU.
 
 use super::{NvmlLibrary, stored};
-use crate::nvml::api::{DeviceHandle, Failed};
-use crate::nvml::compute_mode::{ComputeMode, ComputeModes};
+use crate::api::{ComputeModes, DeviceHandle};
+use nvidia_host::nvml::Failed;
+use nvidia_host::nvml::compute_mode::ComputeMode;
 
 impl ComputeModes for NvmlLibrary {
     fn compute_mode(&self, device: DeviceHandle) -> Result<u32, Failed> {

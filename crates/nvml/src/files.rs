@@ -6,7 +6,7 @@
 //! fabric manager, to which the library connects only to get or set the persistence mode, and to change the MIG mode.
 //!
 //! A permission belongs to a file and not to its name. A process that runs for a long time must therefore be replaced when nodes are
-//! created, see [`crate::host::HostState`]. A directory's permission covers nodes that are created in it later.
+//! created, see [`nvidia_host::host::HostState`]. A directory's permission covers nodes that are created in it later.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,7 @@ use rustix::fs::{FileType, OFlags};
 
 use base::sys::confine::{Access, Files};
 use base::tree::Tree;
-
-use crate::driver::wsl;
+use nvidia_host::driver::wsl;
 
 /// Devices of the kernel that programs and the C library use.
 const DEVICES: [&str; 4] = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
@@ -41,7 +40,7 @@ const READ: [&str; 15] = [
 
 /// Returns the files for a process in the directory `root`. `watched` are other directories whose `/dev`, `/proc` and `/sys` the process
 /// reads. If the process may own files, reading is limited too: root's files include disks and keys.
-pub(super) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_files: bool) -> Files {
+pub(crate) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_files: bool) -> Files {
     let mut files = Files {
         allowed: Vec::new(),
         limits_reading: may_own_files,

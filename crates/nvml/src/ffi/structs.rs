@@ -2,9 +2,9 @@
 
 use std::ffi::{c_char, c_longlong, c_uint, c_ulonglong};
 
-use crate::nvml::api::{Code, DeviceHandle};
-use crate::nvml::monitoring::field;
-use crate::nvml::processes::{MOST, NvmlProcess};
+use crate::api::{DeviceHandle, MOST, NvmlProcess};
+use crate::monitoring::field;
+use nvidia_host::nvml::Code;
 
 /// `nvmlReturn_t`, an enumeration without negative values.
 pub(super) type Return = c_uint;

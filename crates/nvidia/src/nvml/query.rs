@@ -1,39 +1,34 @@
-//! Calls NVML in a forked child with few privileges ([`base::sys::confine`]) and a deadline.
+//! Asks NVML, which another program loads ([`program`]), with a deadline.
 //!
 //! The library is 3 MB of code of the driver vendor. It opens devices, can hang for minutes on a broken GPU, and starts a set-uid helper
-//! if possible. It gets the privileges of a user who can open `/dev/nvidia*`. The child reports each GPU when it is done, so that the
+//! if possible. It gets the privileges of a user who can open `/dev/nvidia*`. The process reports each GPU when it is done, so that the
 //! GPU is known at which it hangs or crashes.
 
-use std::ffi::OsStr;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
-
+use base::accounts;
 use base::debug;
 use base::json;
 use base::paths::HostPath;
 use base::report::{Failure, failure};
-use base::sys::child::{self, Child, NoAnswer};
-use base::sys::confine::{CapabilitySet, Identity, Kept, confine};
+use base::sys::child::{Child, NoAnswer};
+use base::sys::confine::Identity;
 use base::sys::ns;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
 use findings::catalog;
 
-use super::files;
-use super::identity::{self, RunAs};
+use super::program::{self, Isolation};
+use super::protocol::{InventoryLine, LibraryPlace, Request, Unloadable};
+use super::{Code, Failed};
 use crate::driver::{DriverKind, group, params};
-use crate::inventory;
 use crate::inventory::cache::Cache;
 use crate::inventory::gather::{Gathered, NvmlAnswer, WORTH_ASKING};
+use crate::inventory::identity::{self, RunAs};
 use crate::inventory::notice::Wait;
-use crate::inventory::nvml::NvmlProgress;
 use crate::inventory::procfs::DRIVER_PROC;
-use crate::nvml::NvmlLibrary;
-use crate::nvml::api::{Code, Failed};
 
 /// A query of NVML.
 #[derive(Clone, Debug)]
@@ -63,6 +58,19 @@ impl NvmlQuery {
         }
     }
 
+    /// Returns the library for a request, with the user who loads it.
+    ///
+    /// # Errors
+    /// If the root cannot be opened.
+    pub fn library_place(&self) -> Result<LibraryPlace> {
+        Ok(LibraryPlace {
+            root: self.root.as_path().to_owned(),
+            library: self.library.clone(),
+            identity: identity::choose(self.who, &self.root, &self.library)?,
+            kind: self.kind,
+        })
+    }
+
     /// Returns the cache for the answer, or `None` if there is no run-time directory. The deadline does not identify the query.
     #[must_use]
     pub fn cache(&self) -> Option<Cache> {
@@ -86,32 +94,6 @@ impl NvmlQuery {
         ))
     }
 }
-
-/// A line that the child writes.
-#[derive(Serialize, Deserialize)]
-enum Line {
-    Report(NvmlProgress),
-    Done,
-    Nvml(Failed),
-    Refused(Unloadable),
-}
-
-/// Why the child does not have the library.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Unloadable {
-    Load(String),
-    Confine(String),
-}
-
-/// Libraries that NVML requires in addition to libc. In a driver root other than `/` they may be missing, or belong to another glibc than
-/// this process, so the host's are loaded before the root directory is changed.
-const PRELOAD: [&str; 5] = [
-    "libm.so.6",
-    "libdl.so.2",
-    "librt.so.1",
-    "libpthread.so.0",
-    "libgcc_s.so.1",
-];
 
 /// The limit for processes that are started for one query.
 const MAX_PROCESSES: usize = 64;
@@ -142,16 +124,19 @@ pub(super) fn timed<T>(question: &NvmlQuery, ask: impl FnOnce() -> Result<T>) ->
 }
 
 fn ask_all(question: &NvmlQuery, end: Instant) -> Result<NvmlAnswer> {
-    let identity = identity::choose(question.who, &question.root, &question.library)?;
+    let library = question.library_place()?;
+    let identity = library.identity;
     let wait = Wait::begin(question.deadline);
     let mut gathered = Gathered::default();
     for _ in 0..MAX_PROCESSES {
         if end.saturating_duration_since(Instant::now()) < WORTH_ASKING {
             break;
         }
-        let leave_out = gathered.indices();
-        let mut process = child::spawn(|pipe| respond(question, identity, &leave_out, pipe))
-            .map_err(|error| no_answer(NoAnswer::System(error), question, &gathered))?;
+        let request = Request::Inventory {
+            library: library.clone(),
+            leave_out: gathered.indices(),
+        };
+        let mut process = program::start(&request, Isolation::Alone)?;
         match listen(&mut process, &mut gathered, end, wait) {
             Reply::All => return Ok(gathered.answer()),
             Reply::Changed => gathered = Gathered::default(),
@@ -171,7 +156,7 @@ enum Reply {
     All,
     /// The previous child had other GPUs.
     Changed,
-    Error(Line),
+    Error(InventoryLine),
     Nothing(NoAnswer),
 }
 
@@ -182,13 +167,13 @@ fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant, wait: Wait
             Err(why) => return Reply::Nothing(why),
         };
         match json::from_bytes(&line) {
-            Ok(Line::Report(report)) => {
+            Ok(InventoryLine::Report(report)) => {
                 if !gathered.take(report, Instant::now()) {
                     return Reply::Changed;
                 }
             }
-            Ok(Line::Done) if gathered.is_whole() => return Reply::All,
-            Ok(Line::Done) => return Reply::Nothing(NoAnswer::Died(None)),
+            Ok(InventoryLine::Done) if gathered.is_whole() => return Reply::All,
+            Ok(InventoryLine::Done) => return Reply::Nothing(NoAnswer::Died(None)),
             Ok(error) => return Reply::Error(error),
             Err(error) => return Reply::Nothing(NoAnswer::System(error.into())),
         }
@@ -206,97 +191,6 @@ pub(super) fn next_line(
         answer => Some(answer),
     });
     answer.unwrap_or(Err(NoAnswer::Timeout))
-}
-
-/// Sends a line from the child.
-pub(super) fn write_line(pipe: &mut File, line: &impl Serialize) {
-    let mut bytes = serde_json::to_vec(line).unwrap_or_default();
-    bytes.push(b'\n');
-    child::report(pipe, &bytes);
-}
-
-fn respond(question: &NvmlQuery, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
-    let loaded = load(CapabilitySet::empty(), question, identity, &[], pipe);
-    let mut write = |line: &Line| write_line(pipe, line);
-    let last = match &loaded {
-        Ok(loaded) => take_inventory(&loaded.library, question.kind, leave_out, &mut write),
-        Err(refused) => Line::Refused(refused.clone()),
-    };
-    write(&last);
-}
-
-/// The library in this process, and those that it requires.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    pub(super) library: NvmlLibrary,
-    _preloaded: Vec<NvmlLibrary>,
-}
-
-/// Drops the privileges of this process except these capabilities, and loads the library. `watched` are directories whose `/dev`, `/proc`
-/// and `/sys` the process reads later.
-pub(super) fn load(
-    capabilities: CapabilitySet,
-    question: &NvmlQuery,
-    identity: Option<Identity>,
-    watched: &[Tree],
-    pipe: &File,
-) -> Result<Loaded, Unloadable> {
-    let root = question.root.as_path();
-    let mut preloaded: Vec<NvmlLibrary> = if root == Path::new("/") {
-        Vec::new()
-    } else {
-        PRELOAD
-            .into_iter()
-            .filter_map(|name| NvmlLibrary::load(OsStr::new(name)).ok())
-            .collect()
-    };
-    let refused = |error: std::io::Error| Unloadable::Confine(base::report::line(&error.into()));
-    // The directory is closed again: an open directory outside of the new root would be a way out of it.
-    let files = {
-        let tree = Tree::open(&question.root).map_err(refused)?;
-        files::of_nvml(
-            &tree,
-            &question.library,
-            watched,
-            identity::may_own_files(identity),
-        )
-    };
-    confine(
-        Kept {
-            root,
-            identity,
-            capabilities,
-            files,
-        },
-        pipe,
-    )
-    .map_err(refused)?;
-    if let Some(name) = question.kind.library_of_nvml() {
-        preloaded.extend(NvmlLibrary::load(OsStr::new(name)));
-    }
-    match NvmlLibrary::load(question.library.as_os_str()) {
-        Ok(library) => Ok(Loaded {
-            library,
-            _preloaded: preloaded,
-        }),
-        // The text of dlerror(3) is in the source of the error.
-        Err(error) => Err(Unloadable::Load(base::report::line(&error.into()))),
-    }
-}
-
-/// Writes a line for each GPU, and returns the last line.
-fn take_inventory(
-    library: &NvmlLibrary,
-    kind: DriverKind,
-    leave_out: &[u32],
-    write: &mut dyn FnMut(&Line),
-) -> Line {
-    match inventory::nvml::take(library, kind, leave_out, &mut |report| {
-        write(&Line::Report(report))
-    }) {
-        Ok(()) => Line::Done,
-        Err(failed) => Line::Nvml(failed),
-    }
 }
 
 fn no_answer(error: NoAnswer, question: &NvmlQuery, gathered: &Gathered) -> anyhow::Error {
@@ -336,16 +230,28 @@ pub(super) fn without_answer(error: NoAnswer, question: &NvmlQuery) -> anyhow::E
     no_answer(error, question, &Gathered::default())
 }
 
-fn explain(line: Line, question: &NvmlQuery, identity: Option<Identity>) -> anyhow::Error {
+fn explain(line: InventoryLine, question: &NvmlQuery, identity: Option<Identity>) -> anyhow::Error {
     match line {
-        Line::Nvml(failed) => explain_nvml(&failed, question, identity),
-        Line::Refused(refused) => explain_refused(&refused, question),
-        Line::Report(_) | Line::Done => without_answer(NoAnswer::Died(None), question),
+        InventoryLine::Nvml(failed) => explain_nvml(&failed, question, identity),
+        InventoryLine::Refused(refused) => explain_refused(&refused, question),
+        InventoryLine::Report(_) | InventoryLine::Done => {
+            without_answer(NoAnswer::Died(None), question)
+        }
     }
 }
 
-pub(super) fn explain_refused(refused: &Unloadable, question: &NvmlQuery) -> anyhow::Error {
+/// Returns the error for a program that does not have the library.
+#[must_use]
+pub fn explain_refused(refused: &Unloadable, question: &NvmlQuery) -> anyhow::Error {
     match refused {
+        Unloadable::OtherBuild => failure(
+            &catalog::NVML_PROCESS,
+            format!(
+                "{} belongs to another build than this program",
+                program::NAME
+            ),
+            "install the packages of oci-nvidia-hook again, all in the same version",
+        ),
         Unloadable::Load(text) => failure(
             &catalog::NVML_LOAD,
             format!(
@@ -432,11 +338,13 @@ fn name_of(uid: u32) -> Option<String> {
     if uid == 0 {
         return None;
     }
-    let entry = nix::unistd::User::from_uid(uid.into()).ok()??;
-    Some(entry.name)
+    let user = accounts::user(uid).ok()??;
+    Some(user.name)
 }
 
-pub(super) fn explain_nvml(
+/// Returns the error for a failed call of NVML. `identity` is the user who called it.
+#[must_use]
+pub fn explain_nvml(
     failed: &Failed,
     question: &NvmlQuery,
     identity: Option<Identity>,
@@ -470,30 +378,4 @@ pub(super) fn explain_nvml(
         _ => (&catalog::NVML, "NVML cannot start".to_owned(), "run \"nvidia-smi\" on the host".to_owned()),
     };
     anyhow::Error::msg(failed.to_string()).context(Failure::new(kind, what, hint))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An answer that is not a whole line would be lost.
-    #[test]
-    fn the_child_reports_why_it_has_no_library() {
-        let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
-        let deadline = Duration::from_secs(60);
-        let question = NvmlQuery {
-            root: HostPath::new("/"),
-            library,
-            who: RunAs::Unchanged,
-            deadline,
-            kind: DriverKind::Linux,
-        };
-        let error = base::report::line(&ask(&question, Instant::now() + deadline).unwrap_err());
-        // A plain user may not confine the child.
-        assert!(
-            error.starts_with("cannot load the driver's library")
-                || error.starts_with("cannot set up"),
-            "{error}"
-        );
-    }
 }

@@ -1,6 +1,6 @@
-//! Reads and sets the compute mode of a GPU, in a confined child that keeps NVML loaded.
+//! Reads and sets the compute mode of a GPU, with a process that keeps NVML loaded.
 //!
-//! The child is started before it is needed, because the initialization of NVML can take seconds, and the mode must change as soon as an
+//! The process is started before it is needed, because the initialization of NVML can take seconds, and the mode must change as soon as an
 //! MPS daemon ends. In contrast to other processes that call NVML it is root, and has the capability CAP_SYS_ADMIN, without which the
 //! kernel module denies the change. It still cannot write files, start programs or signal other processes.
 
@@ -9,35 +9,21 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 
 use base::json;
 use base::report::failure;
-use base::sys::child::{self, Child, NoAnswer};
-use base::sys::confine::{CapabilitySet, Identity};
+use base::sys::child::{Child, NoAnswer};
+use base::sys::confine::Identity;
 use findings::catalog;
 
-use super::identity::RunAs;
-use super::query::{self, NvmlQuery, Unloadable};
-use crate::nvml::api::{Code, DeviceHandle, Failed};
-use crate::nvml::compute_mode::{ComputeMode, ComputeModes};
-
-/// The order to report the mode. The digit of a mode is the order to set it.
-const REPORT: u8 = b'?';
-
-/// The limit for the number of GPUs that NVML reports.
-const MAX_GPUS: u32 = 256;
+use super::Code;
+use super::compute_mode::ComputeMode;
+use super::program;
+use super::protocol::{LibraryPlace, ModeLine, ModeTarget, REPORT, Request};
+use super::query::{self, NvmlQuery};
+use crate::inventory::identity::RunAs;
 
 const ROOT: Identity = Identity { uid: 0, gid: 0 };
-
-/// The GPU whose mode is read and set.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModeTarget {
-    /// `GPU-…`
-    pub uuid: String,
-    /// The index that it probably has. The other GPUs are only asked if it has another one, because a broken GPU may not answer.
-    pub index: Option<u32>,
-}
 
 /// A child that reads and sets the compute mode of a GPU.
 #[derive(Debug)]
@@ -47,16 +33,6 @@ pub struct ModeProcess {
     question: NvmlQuery,
     identity: Option<Identity>,
     uuid: String,
-}
-
-/// A line that the child writes: the answer to an order, or the reason why there will not be one.
-#[derive(Debug, Serialize, Deserialize)]
-enum ModeLine {
-    Mode(u32),
-    Set,
-    NoGpu,
-    Nvml(Failed),
-    Refused(Unloadable),
 }
 
 impl ModeProcess {
@@ -70,9 +46,14 @@ impl ModeProcess {
             RunAs::Unchanged => None,
             RunAs::Configured(_) | RunAs::Fewest => Some(ROOT),
         };
-        let (process, orders) =
-            child::spawn_with_input(|pipe| respond(&question, identity, target, pipe))
-                .map_err(|error| query::without_answer(NoAnswer::System(error), &question))?;
+        let request = Request::ComputeMode {
+            library: LibraryPlace {
+                identity,
+                ..question.library_place()?
+            },
+            target: target.clone(),
+        };
+        let (process, orders) = program::start_with_input(&request)?;
         Ok(Self {
             process,
             orders,
@@ -144,62 +125,4 @@ impl ModeProcess {
             }
         }
     }
-}
-
-fn respond(question: &NvmlQuery, identity: Option<Identity>, target: &ModeTarget, pipe: &mut File) {
-    let loaded = query::load(CapabilitySet::SYS_ADMIN, question, identity, &[], pipe);
-    let mut write = |line: &ModeLine| query::write_line(pipe, line);
-    match &loaded {
-        Ok(loaded) => obey(&loaded.library, target, &mut next_order, &mut write),
-        Err(refused) => write(&ModeLine::Refused(refused.clone())),
-    }
-}
-
-/// Reads an order from the standard input, and returns `None` at its end.
-fn next_order() -> Option<u8> {
-    let mut order = [0];
-    let count = rustix::io::read(rustix::stdio::stdin(), &mut order).ok()?;
-    (count == 1).then_some(order[0])
-}
-
-/// Carries out orders until the parent closes the pipe.
-fn obey(
-    api: &impl ComputeModes,
-    target: &ModeTarget,
-    next: &mut dyn FnMut() -> Option<u8>,
-    write: &mut dyn FnMut(&ModeLine),
-) {
-    let device = match find(api, target) {
-        Ok(Some(device)) => device,
-        Ok(None) => return write(&ModeLine::NoGpu),
-        Err(failed) => return write(&ModeLine::Nvml(failed)),
-    };
-    while let Some(order) = next() {
-        write(&carry_out(api, device, order));
-    }
-}
-
-fn carry_out(api: &impl ComputeModes, device: DeviceHandle, order: u8) -> ModeLine {
-    let digit = u32::from(order.wrapping_sub(b'0'));
-    let done = match ComputeMode::from_number(digit) {
-        Some(mode) => api.set_compute_mode(device, mode).map(|()| ModeLine::Set),
-        None => api.compute_mode(device).map(ModeLine::Mode),
-    };
-    done.unwrap_or_else(ModeLine::Nvml)
-}
-
-/// Returns the GPU with this UUID.
-fn find(api: &impl ComputeModes, target: &ModeTarget) -> Result<Option<DeviceHandle>, Failed> {
-    api.init()?;
-    let count = api.device_count()?.min(MAX_GPUS);
-    let probable = target.index.filter(|index| *index < count);
-    for index in probable.into_iter().chain(0..count) {
-        let Ok(device) = api.device(index) else {
-            continue;
-        };
-        if api.uuid(device).is_ok_and(|uuid| uuid == target.uuid) {
-            return Ok(Some(device));
-        }
-    }
-    Ok(None)
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use nvidia_host::inventory::{BusId, Gpu, MigDevice};
-use nvidia_host::nvml::api::{DeviceHandle, Failed};
-use nvidia_host::nvml::monitoring::{
-    EventSet, MigAttributes, Monitoring, event, field, is_unsupported,
-};
+use nvidia_host::nvml::Failed;
+use nvidia_host::nvml::message::{EventKind, Level, Link, Recovery, Sample};
+use nvidia_host::nvml::monitoring::MigAttributes;
 
-use super::message::{EventKind, Level, Link, Recovery, Sample};
+use crate::api::DeviceHandle;
+use crate::monitoring::{EventSet, Monitoring, event, field, is_unsupported};
 
 /// The events that the monitor waits for, if the GPU has them.
 const EVENTS: u64 = event::XID
