@@ -6,7 +6,7 @@ mod table;
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -23,26 +23,15 @@ use records::{RecordedDevice, StoredFinding};
 
 use self::join::{Process, State, Table};
 use super::args::Ps;
-use super::terminal::{Terminal, redrawn};
-use super::usage::usage_error;
+use super::terminal::Terminal;
 use super::{containers, output};
 use crate::record::call::Call;
-
-/// The time between two tables of `--watch`.
-const PAUSE: Duration = Duration::from_secs(2);
 
 /// Prints the table.
 ///
 /// # Errors
-/// If the records or config.toml cannot be read, or `--watch` is given without a terminal.
+/// If the records or config.toml cannot be read, or the GPU does not exist.
 pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
-    if options.watch && !terminal.is_screen() {
-        return Ok(usage_error(&failure(
-            &catalog::COMMAND_LINE,
-            "invalid command line: --watch needs a terminal",
-            "omit --watch, or run the command with watch(1)",
-        )));
-    }
     // The containers are also listed while config.toml is invalid: then none can start.
     let config = match config::read(config) {
         Ok((config, findings)) => {
@@ -55,9 +44,6 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
         }
     };
     let config = config.as_ref();
-    if options.watch {
-        return watch(options, config, terminal);
-    }
     let table = read(options, config)?;
     let hint = containers::roots_records("ps");
     if options.output.json {
@@ -67,27 +53,11 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
         }
         return Ok(output::print(&document(&table)?));
     }
-    Ok(output::print(&text(&table, options, terminal)))
-}
-
-fn text(table: &Table, options: &Ps, terminal: Terminal) -> String {
-    let mut text = table::text(table, options, terminal, SystemTime::now());
-    if let Some(hint) = containers::roots_records("ps") {
+    let mut text = table::text(&table, options, terminal, SystemTime::now());
+    if let Some(hint) = hint {
         text += &format!("{hint}\n");
     }
-    text
-}
-
-/// Prints the table again and again until the program is interrupted.
-fn watch(options: &Ps, config: Option<&Config>, terminal: Terminal) -> Result<ExitCode> {
-    loop {
-        let table = read(options, config)?;
-        let text = text(&table, options, terminal);
-        if output::print(&redrawn(&text)) != ExitCode::SUCCESS {
-            return Ok(ExitCode::FAILURE);
-        }
-        std::thread::sleep(PAUSE);
-    }
+    Ok(output::print(&text))
 }
 
 /// Reads the table, and reports on stderr why processes are unknown.
