@@ -3,13 +3,12 @@
 //! The container may run. It can mount a FUSE file system at any path, whose server decides how long a lookup takes, and a process that
 //! waits for the server cannot always be killed. So another process waits, and is abandoned if it gets no answer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 
-use base::json;
 use base::report::failure;
-use base::sys::child::{self, NoAnswer};
+use base::sys::child;
 use findings::catalog;
 use nvidia_host::cdi::entry::RootfsEdits;
 
@@ -67,26 +66,13 @@ fn open(spec: &SpecView, pid: i32) -> Option<OpenContainer> {
 /// # Errors
 /// If the result does not arrive in time, or the child process cannot be created.
 fn within_deadline(examine: impl FnOnce() -> Option<Image>) -> Result<Option<Image>> {
-    let spawned = child::spawn(|pipe| {
-        let answer = serde_json::to_string(&examine()).unwrap_or_default();
-        child::report(pipe, format!("{answer}\n").as_bytes());
-    });
-    let line = spawned
-        .map_err(NoAnswer::System)
-        .and_then(|mut child| child.line(Instant::now() + PATIENCE));
-    let line = line.map_err(|why| {
-        let what = match why {
-            NoAnswer::Timeout => format!("the container's files do not answer within {} seconds", PATIENCE.as_secs()),
-            NoAnswer::Died(_) => "the process that examines the container's files has ended".to_owned(),
-            NoAnswer::System(error) => format!("cannot examine the container's files: {error}"),
-        };
+    child::ask(PATIENCE, examine).map_err(|why| {
         failure(
             &catalog::TOO_LONG,
-            what,
+            format!("cannot examine the container's files: {why}"),
             "find the file system that does not answer (FUSE, NFS): run \"findmnt\" in the container",
         )
-    })?;
-    Ok(json::from_bytes(&line)?)
+    })
 }
 
 #[cfg(test)]

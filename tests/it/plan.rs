@@ -91,7 +91,7 @@ fn a_file_system_that_does_not_answer() {
         .arg(&fake.config)
         .env_clear();
     let ran = run_with(&mut plan, container.state().as_bytes());
-    let says = "the hook would fail: the container's files do not answer within 10 seconds (ONH-049)\n  hint: ";
+    let says = "the hook would fail: cannot examine the container's files: no answer in time (ONH-049)\n  hint: ";
     assert!(
         ran.code == Some(1) && ran.stdout.starts_with(says),
         "{ran:?}"

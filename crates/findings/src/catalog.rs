@@ -488,7 +488,7 @@ kinds! {
     CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
         fix "restart the container, and have the engine list the devices (CDI or `--device`)" see "modes.md";
-    CONTAINER_SILENT "ONH-515" Warning "a part of a container cannot be examined"
+    CONTAINER_SILENT "ONH-515" Warning "the files of a container cannot be examined"
         why "a FUSE or network file system of the container does not answer, and programs that open its files wait for it"
         fix "list the file systems of the container with `findmnt --task PID`, and check their servers" see "";
     SECOND_WRITER "ONH-517" Warning "a service of the NVIDIA Container Toolkit also writes the CDI spec"

@@ -49,7 +49,7 @@ pub(super) fn libraries(facts: &ContainerFacts) -> Vec<Check> {
 }
 
 fn of_library(library: &Library, facts: &ContainerFacts) -> Check {
-    let name = library.name;
+    let name = library.name.as_str();
     let Some(found) = &library.found else {
         if !is_asked_for(name, facts) {
             return Check::skipped(format!(

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use base::sys::confine::Identity;
 use nvidia_host::driver::DriverKind;
 
 use crate::cgroup::filter::Filter;
 
-/// The properties of a running container that affect GPUs. Those of the parts that are not examined are empty.
+/// The properties of a running container that affect GPUs.
 #[derive(Debug)]
 pub(crate) struct ContainerFacts {
     /// Its first process, as a number of the host
@@ -36,7 +38,7 @@ impl ContainerFacts {
 }
 
 /// A process, as the host sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ContainerProcess {
     /// User and group with which files are opened
     pub identity: Identity,
@@ -47,10 +49,10 @@ pub(crate) struct ContainerProcess {
     pub capabilities: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Library {
     /// The name that programs open: `libcuda.so.1`
-    pub name: &'static str,
+    pub name: String,
     /// The file that the dynamic linker finds
     pub found: Option<FoundLibrary>,
     /// A file in another directory, if the dynamic linker finds none
@@ -58,7 +60,7 @@ pub(crate) struct Library {
 }
 
 /// The file of a library.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FoundLibrary {
     pub path: String,
     /// The version in the file name, which can be wrong for a mount
@@ -72,7 +74,7 @@ pub(crate) struct FoundLibrary {
 }
 
 /// An expected device node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ContainerNode {
     /// `nvidiactl`
     pub name: String,
@@ -82,7 +84,7 @@ pub(crate) struct ContainerNode {
 }
 
 /// The file at the path of a device node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FoundNode {
     /// Its major and minor number, if it is a character device
     pub device: Option<(u32, u32)>,

@@ -1,6 +1,7 @@
 //! Reads a running container into [`ContainerFacts`].
 //!
-//! This runs in child processes, see [`parts`](super::parts). They open all files below the root of its process with
+//! [`examine`] runs in a child process with a deadline: the container can mount a FUSE file system at any path, its server decides how
+//! long a lookup takes, and a process that waits for it cannot always be killed. The child opens all files below the root of its process with
 //! [`Root`], which resolves links within that root, and read only its linker cache, `/dev` and the process's files in /proc. The
 //! process can end at any time, and the kernel can reuse its number; so it is identified by its start time too.
 
@@ -34,12 +35,10 @@ use nvidia_host::host::Roots;
 use nvidia_host::inventory::procfs;
 use nvidia_host::prepare;
 
-use super::Examined;
 use super::facts::{
     ContainerFacts, ContainerNode, ContainerProcess, FoundLibrary, FoundNode, Library,
 };
 use super::find::ProcessId;
-use super::parts::Reporter;
 use crate::cgroup::filter::{self, Filter};
 
 /// The libraries that CUDA programs and nvidia-smi open.
@@ -123,6 +122,20 @@ impl<'a> Known<'a> {
             filter,
         })
     }
+
+    pub(super) fn with(self, (process, libraries, nodes): Examined) -> ContainerFacts {
+        ContainerFacts {
+            pid: self.process.pid,
+            name: self.name.to_owned(),
+            module: self.module,
+            driver_kind: self.driver_kind,
+            process,
+            libraries,
+            nodes,
+            gpus: self.gpus,
+            filter: self.filter,
+        }
+    }
 }
 
 fn minors(roots: &Roots) -> BTreeSet<u32> {
@@ -151,44 +164,21 @@ fn is_ours(dir: &Path, namespace: &str) -> bool {
     std::fs::read_link(dir.join(namespace)).ok() == ours
 }
 
-/// Examines a part of the container in this process, which may have to wait forever.
-///
-/// # Errors
-/// ESRCH if the process has ended. Otherwise, if it may not be inspected.
-pub(super) fn inspect(
-    known: &Known<'_>,
-    part: Examined,
-    reporter: &mut Reporter<'_>,
-) -> io::Result<ContainerFacts> {
-    let opened = Opened::open(known.process)?;
-    let mut process = opened.process()?;
-    let (mut libraries, mut nodes) = (Vec::new(), Vec::new());
-    match part {
-        Examined::Process => {}
-        Examined::Libraries => {
-            let environment = opened.environment();
-            process.capabilities = variable(&environment, "NVIDIA_DRIVER_CAPABILITIES");
-            let path = variable(&environment, "LD_LIBRARY_PATH");
-            libraries = find_libraries(&opened.root, path.as_deref(), known.hosts, reporter);
-        }
-        Examined::Nodes => nodes = find_nodes(&opened.root, known, reporter),
-    }
-    let (name, module, filter) = (
-        known.name.to_owned(),
-        known.module.clone(),
-        known.filter.clone(),
-    );
-    Ok(ContainerFacts {
-        pid: known.process.pid,
-        name,
-        module,
-        driver_kind: known.driver_kind,
-        process,
-        libraries,
-        nodes,
-        gpus: known.gpus.clone(),
-        filter,
-    })
+/// What the container's process and its files tell.
+pub(super) type Examined = (ContainerProcess, Vec<Library>, Vec<ContainerNode>);
+
+/// Examines the container in this process, which may have to wait forever. An error is a number of the system: ESRCH if the process has
+/// ended. Otherwise, it may not be inspected.
+pub(super) fn examine(known: &Known<'_>) -> Result<Examined, i32> {
+    let number = |error: io::Error| error.raw_os_error().unwrap_or_default();
+    let opened = Opened::open(known.process).map_err(number)?;
+    let mut process = opened.process().map_err(number)?;
+    let environment = opened.environment();
+    process.capabilities = variable(&environment, "NVIDIA_DRIVER_CAPABILITIES");
+    let path = variable(&environment, "LD_LIBRARY_PATH");
+    let libraries = find_libraries(&opened.root, path.as_deref(), known.hosts);
+    let nodes = find_nodes(&opened.root, known);
+    Ok((process, libraries, nodes))
 }
 
 /// The process of a container, opened in a child.
@@ -277,13 +267,12 @@ fn find_libraries(
     root: &Root,
     library_path: Option<&str>,
     hosts: [Option<FileId>; LIBRARIES.len()],
-    reporter: &mut Reporter<'_>,
 ) -> Vec<Library> {
-    let cache = read_cache(root, reporter).unwrap_or_default();
+    let cache = read_cache(root).unwrap_or_default();
     let cache = ldcache::parse(&cache).ok();
     let named = LIBRARIES.into_iter().zip(hosts);
     let find = |(name, host)| {
-        let mut library = find_library(root, cache.as_ref(), library_path, name, reporter);
+        let mut library = find_library(root, cache.as_ref(), library_path, name);
         if let (Some(found), Some(host)) = (&mut library.found, host) {
             found.is_hosts = Some(found.id == host);
         }
@@ -296,8 +285,7 @@ fn find_library(
     root: &Root,
     cache: Option<&Cache<'_>>,
     library_path: Option<&str>,
-    name: &'static str,
-    reporter: &mut Reporter<'_>,
+    name: &str,
 ) -> Library {
     let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
     let debians = [format!("/lib/{machine}"), format!("/usr/lib/{machine}")];
@@ -319,12 +307,9 @@ fn find_library(
             .map(|entry| PathBuf::from(entry.path)),
     );
     paths.extend(usual.map(|dir| Path::new(dir).join(name)));
-    if let Some(found) = paths
-        .iter()
-        .find_map(|path| inspect_library(root, path, reporter))
-    {
+    if let Some(found) = paths.iter().find_map(|path| inspect_library(root, path)) {
         return Library {
-            name,
+            name: name.to_owned(),
             found: Some(found),
             elsewhere: None,
         };
@@ -332,24 +317,21 @@ fn find_library(
     let mut others = LIBRARY_DIRS
         .iter()
         .chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
-    let elsewhere =
-        others.find_map(|dir| inspect_library(root, &Path::new(dir).join(name), reporter));
+    let elsewhere = others.find_map(|dir| inspect_library(root, &Path::new(dir).join(name)));
     Library {
-        name,
+        name: name.to_owned(),
         found: None,
         elsewhere: elsewhere.map(|found| found.path),
     }
 }
 
-fn read_cache(root: &Root, reporter: &mut Reporter<'_>) -> Option<Vec<u8>> {
+fn read_cache(root: &Root) -> Option<Vec<u8>> {
     let path = Path::new("/etc/ld.so.cache");
-    reporter.looks_up(path);
     let found = root.open_at(path, OFlags::PATH).ok()?;
     read_file_limited(&root.open_stored(found).ok()?, MAX_CACHE).ok()
 }
 
-fn inspect_library(root: &Root, path: &Path, reporter: &mut Reporter<'_>) -> Option<FoundLibrary> {
-    reporter.looks_up(path);
+fn inspect_library(root: &Root, path: &Path) -> Option<FoundLibrary> {
     let fd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -378,7 +360,7 @@ fn version_of(name: &str) -> Option<String> {
 }
 
 /// Returns the nodes that every container with GPUs needs, and the existing nodes of GPUs.
-fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Vec<ContainerNode> {
+fn find_nodes(root: &Root, known: &Known<'_>) -> Vec<ContainerNode> {
     let control = (CONTROL.to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR)));
     let mut all = match known.dxg {
         Some(number) => vec![(wsl::NODE.to_owned(), Some(number))],
@@ -390,12 +372,12 @@ fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Ve
             ]
         }
     };
-    for name in names(root, Path::new(DEV), reporter) {
+    for name in names(root, Path::new(DEV)) {
         if let Some(NodeName::Gpu(minor)) = NodeName::parse(&name) {
             all.push((name, Some((NVIDIA_MAJOR, minor))));
         }
     }
-    for name in names(root, Path::new(CAPS), reporter) {
+    for name in names(root, Path::new(CAPS)) {
         let node = NodeName::of_path(&Path::new(CAPS).join(name));
         if let Some(node @ NodeName::Cap(minor)) = node {
             let major = known.majors.get("nvidia-caps");
@@ -404,7 +386,7 @@ fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Ve
     }
     let mut nodes = Vec::new();
     for (name, expected) in all {
-        let found = inspect_node(root, &Path::new(DEV).join(&name), reporter);
+        let found = inspect_node(root, &Path::new(DEV).join(&name));
         nodes.push(ContainerNode {
             found,
             name,
@@ -416,8 +398,7 @@ fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Ve
 
 const DEV: &str = "/dev";
 
-fn names(root: &Root, dir: &Path, reporter: &mut Reporter<'_>) -> Vec<String> {
-    reporter.looks_up(dir);
+fn names(root: &Root, dir: &Path) -> Vec<String> {
     let opened = root
         .open_at(dir, OFlags::PATH | OFlags::DIRECTORY)
         .and_then(|dir| root.open_stored_dir(dir));
@@ -432,8 +413,7 @@ fn names(root: &Root, dir: &Path, reporter: &mut Reporter<'_>) -> Vec<String> {
     names
 }
 
-fn inspect_node(root: &Root, path: &Path, reporter: &mut Reporter<'_>) -> Option<FoundNode> {
-    reporter.looks_up(path);
+fn inspect_node(root: &Root, path: &Path) -> Option<FoundNode> {
     let fd: OwnedFd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     let is_char = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;

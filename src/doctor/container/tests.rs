@@ -24,7 +24,7 @@ fn node(name: &str, minor: u32) -> ContainerNode {
     }
 }
 
-fn library(name: &'static str) -> Library {
+fn library(name: &str) -> Library {
     let found = FoundLibrary {
         path: format!("/usr/lib64/{name}"),
         version: Some("535.1".to_owned()),
@@ -33,7 +33,7 @@ fn library(name: &'static str) -> Library {
         is_empty: false,
     };
     Library {
-        name,
+        name: name.to_owned(),
         found: Some(found),
         elsewhere: None,
     }
@@ -60,11 +60,7 @@ fn good() -> ContainerFacts {
 }
 
 fn results(facts: &ContainerFacts, name: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for part in &PARTS {
-        found.extend(check::run(Section::Container, part.checks, facts));
-    }
-    in_words(found, name)
+    in_words(check::run(Section::Container, CHECKS, facts), name)
 }
 
 fn cuda(facts: &mut ContainerFacts) -> &mut FoundLibrary {

@@ -15,6 +15,7 @@
 
 use std::convert::Infallible;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -27,8 +28,11 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::{ns, proc_file, process};
+use crate::json;
 
 /// The longest report in bytes. An inventory of 64 GPUs with 8 MIG devices each has a tenth of this size.
 const MAX_REPORT: usize = 1 << 20;
@@ -49,6 +53,17 @@ pub enum NoAnswer {
     Timeout,
     /// The child ended. The signal is given if one ended it.
     Died(Option<Signal>),
+}
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System(error) => write!(f, "{error}"),
+            Self::Timeout => f.write_str("no answer in time"),
+            Self::Died(Some(signal)) => write!(f, "the process was ended by {signal}"),
+            Self::Died(None) => f.write_str("the process has ended"),
+        }
+    }
 }
 
 /// A running child. Dropping it kills the child and all its descendants.
@@ -73,6 +88,24 @@ pub struct Child {
 pub fn spawn(body: impl FnOnce(&mut File)) -> io::Result<Child> {
     // unshare(2) leaves the warden in its PID namespace. The next fork makes process 1 of the new one, see pid_namespaces(7).
     spawn_after(|| ns::new_pid_ns_for_children().is_ok(), None, body)
+}
+
+/// Returns the result of `examine`, which runs in a child process like that of [`spawn`].
+///
+/// # Errors
+/// If the result does not arrive within `patience`.
+pub fn ask<T: Serialize + DeserializeOwned>(
+    patience: Duration,
+    examine: impl FnOnce() -> T,
+) -> Result<T, NoAnswer> {
+    let spawned = spawn(|pipe| {
+        let answer = serde_json::to_string(&examine()).unwrap_or_default();
+        report(pipe, format!("{answer}\n").as_bytes());
+    });
+    let line = spawned
+        .map_err(NoAnswer::System)?
+        .line(Instant::now() + patience)?;
+    json::from_bytes(&line).map_err(|error| NoAnswer::System(error.into()))
 }
 
 /// Like [`spawn`], but the standard input of the child is a pipe, whose other end is returned.
