@@ -98,7 +98,14 @@ mod tests {
     #[test]
     fn both_ways_have_the_same_result() {
         let text = |length: usize| "ä\u{202e}\"\\\n".repeat(length / 5);
-        for (items, chars) in [(0, 0), (3, 20), (64, 100), (65, 300), (3, 20_000), (64, 1000)] {
+        for (items, chars) in [
+            (0, 0),
+            (3, 20),
+            (64, 100),
+            (65, 300),
+            (3, 20_000),
+            (64, 1000),
+        ] {
             let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
             record.name_container("c".to_owned(), Pod::default(), Path::new("/run/bundle"));
             record.devices = vec![
