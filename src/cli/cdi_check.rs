@@ -92,24 +92,13 @@ fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
     names
 }
 
-/// Reports on stderr why engines use none of two files with the same device, once for each pair of files. Returns whether there are any.
+/// Reports on stderr why engines use none of two files with the same device. Returns whether there are any.
 fn report_conflicts(dirs: &SpecDirs) -> bool {
     let mut reported = BTreeSet::new();
     for view in quick_views(dirs) {
-        let files = registry::read(&view.dirs);
-        for (name, found) in registry::resolve(&files) {
-            let Found::Conflict(a, b) = found else {
-                continue;
-            };
-            let (Some(a), Some(b)) = (files.get(a), files.get(b)) else {
-                continue;
-            };
-            if reported.insert((a.path.clone(), b.path.clone())) {
-                Call::default().finding(&Finding::new(
-                    &catalog::SPEC_CONFLICT,
-                    format!("{:?} and {:?} both contain {name}", a.path, b.path),
-                    cdi_check::how_to_separate(a, b, &exists),
-                ));
+        for conflict in cdi_check::conflicts(&registry::read(&view.dirs), &exists) {
+            if reported.insert(conflict.what.clone()) {
+                Call::default().finding(&conflict);
             }
         }
     }

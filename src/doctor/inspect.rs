@@ -8,7 +8,6 @@ use base::report::{Finding, line};
 use base::search_path;
 use base::tree::Tree;
 use cdi_spec::registry::{self, Found, SpecFile};
-use findings::catalog;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{self, Config};
 use nvidia_host::driver::packages;
@@ -264,19 +263,8 @@ fn inspect_specs(
 ) -> (Vec<CdiVerdict>, Vec<Finding>) {
     let exists = exists_on(host);
     let mut verdicts = cdi_check::devices(files, now, &exists);
-    let mut conflicts = Vec::new();
-    for (name, found) in registry::resolve(files) {
-        let Found::Conflict(a, b) = found else {
-            continue;
-        };
-        let (Some(a), Some(b)) = (files.get(a), files.get(b)) else {
-            continue;
-        };
-        verdicts.retain(|verdict| verdict.subject != name);
-        let what = format!("{:?} and {:?} both contain {name}", a.path, b.path);
-        let fix = cdi_check::how_to_separate(a, b, &exists);
-        conflicts.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
-    }
+    let found = registry::resolve(files);
+    verdicts.retain(|verdict| !matches!(found.get(&verdict.subject), Some(Found::Conflict(..))));
     verdicts.extend(cdi_check::files(files));
-    (verdicts, conflicts)
+    (verdicts, cdi_check::conflicts(files, &exists))
 }

@@ -149,12 +149,11 @@ fn path_of_line(value: &Value, line: &mut usize) -> Option<String> {
     path_of_line(&Value::Null, line)
 }
 
-/// Removes known fields that are null: engines treat them as missing, because Go's decoder does. Unknown fields stay and cause an
-/// error.
+/// Removes fields that are null: engines treat them as missing, because Go's decoder does.
 fn remove_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            fields.retain(|name, value| !value.is_null() || !yaml::is_field(name));
+            fields.retain(|_, value| !value.is_null());
             for value in fields.values_mut() {
                 remove_nulls(value);
             }
@@ -320,11 +319,6 @@ mod tests {
     fn wrong_fields_are_named() {
         for (value, says) in [
             (json!(null), "the file is empty"),
-            (json!({"extra": null}), "unknown field \"extra\""),
-            (
-                json!({"annotations": {"a": null}}),
-                "annotations.a: invalid type: null",
-            ),
             (json!({"extra": 1}), "unknown field \"extra\""),
             (
                 json!({"device": []}),

@@ -245,43 +245,6 @@ fn number(text: &str) -> Option<Number> {
     }
 }
 
-/// All fields of a spec, in the order of the CDI specification.
-const ORDER: [&str; 28] = [
-    "cdiVersion",
-    "kind",
-    "name",
-    "annotations",
-    "devices",
-    "containerEdits",
-    "env",
-    "deviceNodes",
-    "hooks",
-    "mounts",
-    "additionalGids",
-    "hookName",
-    "path",
-    "hostPath",
-    "containerPath",
-    "options",
-    "args",
-    "type",
-    "major",
-    "minor",
-    "fileMode",
-    "permissions",
-    "timeout",
-    "uid",
-    "gid",
-    "netDevices",
-    "hostInterfaceName",
-    "intelRdt",
-];
-
-/// Whether CDI defines a field with this name.
-pub(crate) fn is_field(name: &str) -> bool {
-    ORDER.contains(&name)
-}
-
 /// Prints a value as a YAML document.
 #[must_use]
 pub fn print(value: &Value) -> String {
@@ -298,11 +261,7 @@ pub fn print(value: &Value) -> String {
 fn print_block(value: &Value, indent: usize, text: &mut String) {
     match value {
         Value::Object(map) => {
-            let known = ORDER.iter().filter_map(|name| map.get_key_value(*name));
-            let others = map
-                .iter()
-                .filter(|(name, _)| !ORDER.contains(&name.as_str()));
-            for (at, (key, value)) in known.chain(others).enumerate() {
+            for (at, (key, value)) in map.iter().enumerate() {
                 if at > 0 {
                     print_indent(indent, text);
                 }
@@ -452,8 +411,8 @@ mod tests {
                            "cdiVersion": "0.5.0", "empty": [], "n": 1});
         assert_eq!(
             print(&value),
-            "---\ncdiVersion: \"0.5.0\"\ndevices:\n  - name: \"0\"\n    containerEdits:\n      env:\n        \
-             - A=b\n        - --x\n        - \"y\"\n        - \"no\"\nempty: []\n\"n\": 1\n"
+            "---\ncdiVersion: \"0.5.0\"\ndevices:\n  - containerEdits:\n      env:\n        \
+             - A=b\n        - --x\n        - \"y\"\n        - \"no\"\n    name: \"0\"\nempty: []\n\"n\": 1\n"
         );
     }
 

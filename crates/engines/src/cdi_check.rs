@@ -4,7 +4,7 @@ mod hints;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Serialize, Serializer};
@@ -237,6 +237,25 @@ pub fn devices(
         });
     }
     verdicts
+}
+
+/// Returns a finding for each pair of files with the same device, of which engines use neither.
+pub fn conflicts(files: &[SpecFile], exists: &impl Fn(&str) -> bool) -> Vec<Finding> {
+    let mut pairs = BTreeMap::new();
+    for (name, found) in registry::resolve(files) {
+        if let Found::Conflict(a, b) = found {
+            pairs.entry((a, b)).or_insert(name);
+        }
+    }
+    let mut findings = Vec::new();
+    for ((a, b), name) in pairs {
+        if let (Some(a), Some(b)) = (files.get(a), files.get(b)) {
+            let what = format!("{:?} and {:?} both contain {name}", a.path, b.path);
+            let fix = how_to_separate(a, b, exists);
+            findings.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
+        }
+    }
+    findings
 }
 
 fn in_conflict(

@@ -54,7 +54,7 @@ const MAX_SIZE: u64 = 1 << 20;
 /// How many results are kept. Images request two or three sets of capabilities.
 const MAX_SETS: usize = 16;
 /// The beginning of the names of the files.
-const PREFIX: &str = "located";
+const PREFIX: &str = "located-";
 
 /// The content of the file.
 #[derive(Debug, Deserialize, Serialize)]
@@ -224,10 +224,8 @@ impl LocatedCache {
     fn remove_surplus(&self, dir: &RunDir) -> io::Result<()> {
         let mut others = Vec::new();
         for name in dir.names()? {
-            match CacheFile::of(&name) {
-                Some(CacheFile::Earlier) => dir.remove(&name)?,
-                Some(CacheFile::Set) if name != self.name => others.push(name),
-                _ => {}
+            if name.starts_with(PREFIX) && name != self.name {
+                others.push(name);
             }
         }
         let surplus = (others.len() + 1).saturating_sub(MAX_SETS);
@@ -243,41 +241,9 @@ impl LocatedCache {
     }
 }
 
-/// A file of this cache in the run-time directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CacheFile {
-    /// The file of a set of capabilities
-    Set,
-    /// The file of all sets, which earlier builds wrote
-    Earlier,
-}
-
-impl CacheFile {
-    /// Returns the kind of the file with this name, or `None` for a file that is not of this cache.
-    fn of(name: &str) -> Option<Self> {
-        let mut parts = name.split('-');
-        if parts.next() != Some(PREFIX) {
-            return None;
-        }
-        let mut digits = Vec::new();
-        for part in parts {
-            if !part.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                return None;
-            }
-            digits.push(part.len());
-        }
-        // The number of the set has two digits, and the part for the driver root has 16: `stored::name_for`.
-        match digits.as_slice() {
-            [2] | [2, 16] => Some(Self::Set),
-            [] | [16] => Some(Self::Earlier),
-            _ => None,
-        }
-    }
-}
-
 /// Returns the beginning of the name of the file of a set, before the part for the driver root.
 fn name_of(capabilities: Capabilities) -> String {
-    format!("{PREFIX}-{:02x}", capabilities.bits())
+    format!("{PREFIX}{:02x}", capabilities.bits())
 }
 
 impl StoredFiles {
