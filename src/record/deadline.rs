@@ -1,18 +1,15 @@
 //! The time limit for a container's files, and the record of a start that it ends.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
 use base::report::{ErrorReport, Finding, failure, render};
 use base::sys::deadline::{self, DeadlineReport, LastWords};
-use base::sys::run_dir::Replacement;
 use findings::catalog;
 use nvidia_host::timeouts;
 
-use records::{Beginning, Outcome, StoredFinding};
+use records::Outcome;
 
 use super::call::{Call, NAME};
 
@@ -40,9 +37,8 @@ impl Call {
             patience.as_secs()
         );
         let error = |hint: &str| failure(&catalog::TOO_LONG, what.clone(), hint);
-        let (beginning, file) = (self.so_far().beginning(), self.replacement());
-        self.record_opening(beginning.as_ref(), file.as_ref());
-        let report = |hint: &str| self.last_report(beginning.as_ref(), &error(hint));
+        self.record_opening();
+        let report = |hint: &str| self.last_report(&error(hint));
         let (waited, worked) = (report(WAITED), report(WORKED));
         let busy_from = i64::try_from(patience.as_secs() / BUSY_SHARE).unwrap_or(i64::MAX);
         // A record that cannot be written as JSON must not replace one that can be read.
@@ -51,7 +47,7 @@ impl Call {
             waited,
             worked,
             busy_from,
-            file: if is_json { file } else { None },
+            file: self.replacement().filter(|_| is_json),
         };
         deadline::set(patience, words).context("cannot set a timer")
     }
@@ -59,42 +55,24 @@ impl Call {
     /// Records that the container's files are opened now. A process that waits for a FUSE or NFS server runs no signal handler before the
     /// kernel kills it. Then this record stays, and is the only trace of the start. Therefore it is written, although almost every start
     /// replaces it a few milliseconds later.
-    fn record_opening(
-        &mut self,
-        beginning: Option<&Beginning>,
-        file: Option<&Replacement<Arc<OwnedFd>>>,
-    ) {
+    fn record_opening(&mut self) {
         let reason = format!(
             "it opened the container's files, and a file system may not have responded ({})",
             catalog::TOO_LONG.id()
         );
-        let findings = &self.so_far().findings;
-        let text =
-            beginning.and_then(|record| record.ended(Outcome::Unfinished, &reason, findings));
-        if let (Some(text), Some(file)) = (text, file) {
-            file.write(&text).ok();
-            return;
-        }
         let earlier = std::mem::replace(&mut self.record().reason, reason);
         self.record_so_far();
         self.record().reason = earlier;
     }
 
     /// Returns what is printed and recorded if this error ends the process.
-    fn last_report(&self, beginning: Option<&Beginning>, error: &anyhow::Error) -> DeadlineReport {
-        let (finding, reason) = (Finding::error(error), ErrorReport::new(error).line);
-        let mut findings = self.so_far().findings.clone();
-        findings.push(StoredFinding::from(&finding));
-        let ended = beginning.and_then(|record| record.ended(Outcome::Failed, &reason, &findings));
-        let content = ended.or_else(|| {
-            let mut record = self.so_far().clone();
-            record.add_finding(&finding);
-            record.end(Outcome::Failed, reason);
-            record.to_bytes()
-        });
+    fn last_report(&self, error: &anyhow::Error) -> DeadlineReport {
+        let mut record = self.so_far().clone();
+        record.add_finding(&Finding::error(error));
+        record.end(Outcome::Failed, ErrorReport::new(error).line);
         DeadlineReport {
             text: format!("{NAME}: {}\n", render(error)),
-            content: content.unwrap_or_default(),
+            content: record.to_bytes().unwrap_or_default(),
         }
     }
 }
@@ -104,18 +82,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_to_write_a_report_have_the_same_result() {
+    fn the_last_report_is_a_failure() {
         let mut call = Call::for_stage("prestart");
         call.name_container("c", records::Pod::default(), std::path::Path::new("/b"));
         call.record().request = "all".to_owned();
         let error = failure(&catalog::TOO_LONG, "it took too long", WAITED);
-        let beginning = call.so_far().beginning();
-        let (once, whole) = (
-            call.last_report(beginning.as_ref(), &error),
-            call.last_report(None, &error),
-        );
-        assert_eq!((once.text, &once.content), (whole.text, &whole.content));
-        let record = records::Record::parse(&once.content).unwrap();
+        let record = records::Record::parse(&call.last_report(&error).content).unwrap();
         assert_eq!(record.outcome, Outcome::Failed);
         assert_eq!(record.findings[0].id, catalog::TOO_LONG.id());
         assert_eq!(record.findings[0].fix, WAITED);

@@ -4,7 +4,6 @@
 pub mod asked;
 mod bound;
 mod device;
-mod ending;
 mod pod;
 mod prune;
 mod shortfall;
@@ -19,7 +18,6 @@ use base::report::{Finding, one_line};
 use nvidia_host::programs::RUNTIME;
 
 pub use device::RecordedDevice;
-pub use ending::Beginning;
 pub use pod::Pod;
 
 use asked::RecordedRequest;
@@ -65,7 +63,6 @@ pub struct Record {
     pub devices: Vec<RecordedDevice>,
     /// The steps of the calls of this start
     pub steps: Vec<TimedStep>,
-    // The members of `Ending`, which are the last ones.
     /// The result
     pub outcome: Outcome,
     /// The result in words; for a failure, the error

@@ -17,7 +17,7 @@ use records::{Pod, Record, RecordedDevice};
 
 use super::super::containers::KnownContainer;
 use super::super::time;
-use crate::doctor::container::find::ProcessId;
+use crate::doctor::container::find::{ProcessId, first_processes};
 use crate::oci::{cgroup_id, conmon, spec_view};
 use crate::plan::engine_devices;
 
@@ -72,12 +72,9 @@ const TICKS: u64 = 100;
 /// The time between the start of a process and the start of the hook, which is always later. Clocks can be adjusted meanwhile.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
-/// The containers that run: the first process of each, by id.
-type Running = BTreeMap<String, ProcessId>;
-
 /// Reads the facts. NVML can take seconds, and is not asked without a configuration.
 pub(super) fn read(known: Vec<KnownContainer>, config: Option<&Config>) -> Facts {
-    let running = running();
+    let running = first_processes(Path::new("/proc"), "").unwrap_or_default();
     let (mut records, mut others) = (Vec::new(), Vec::new());
     let mut names: BTreeMap<String, (String, PathBuf)> = BTreeMap::new();
     for known in known {
@@ -117,25 +114,6 @@ pub(super) fn read(known: Vec<KnownContainer>, config: Option<&Config>) -> Facts
         containers,
         mps: config.map(mps::of_host).unwrap_or_default(),
     }
-}
-
-/// Returns the containers whose cgroup has processes.
-fn running() -> Running {
-    let mut first = Running::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Ok(pid) = name.to_string_lossy().parse::<i32>() else {
-            continue;
-        };
-        // Processes that have ended are skipped.
-        let Some(id) = id_of(pid) else { continue };
-        let Ok(process) = ProcessId::read(&entry.path(), pid) else {
-            continue;
-        };
-        let known = first.entry(id).or_insert(process);
-        *known = (*known).min(process);
-    }
-    first
 }
 
 fn id_of(pid: i32) -> Option<String> {

@@ -92,19 +92,33 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
     if id.len() < SHORTEST || !id.bytes().all(|c| c.is_ascii_hexdigit()) {
         return Err(not_found(id));
     }
+    let first = first_processes(proc, id).map_err(anyhow::Error::new)?;
+    let mut found = first.into_iter();
+    match (found.next(), found.next()) {
+        (Some((_, process)), None) => Ok(process),
+        (Some((one, _)), Some((other, _))) => {
+            let what = format!("{id:?} is the beginning of {one} and {other}");
+            Err(failure(
+                &catalog::NOT_EXAMINED,
+                what,
+                "give more characters of the id",
+            ))
+        }
+        (None, _) => Err(not_found(id)),
+    }
+}
+
+/// Returns the first process of each container whose id begins with `id`. Processes that have ended are skipped.
+///
+/// # Errors
+/// If `proc` cannot be read.
+pub(crate) fn first_processes(proc: &Path, id: &str) -> io::Result<BTreeMap<String, ProcessId>> {
     let mut first: BTreeMap<String, Candidate> = BTreeMap::new();
-    for entry in std::fs::read_dir(proc)
-        .map_err(anyhow::Error::new)?
-        .flatten()
-    {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse::<i32>().ok())
-        else {
+    for entry in std::fs::read_dir(proc)?.flatten() {
+        let name = entry.file_name();
+        let Ok(pid) = name.to_string_lossy().parse::<i32>() else {
             continue;
         };
-        // Processes that have ended are skipped.
         let Ok(cgroup) = proc_file::read_text(entry.path().join("cgroup")) else {
             continue;
         };
@@ -121,19 +135,8 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
         let known = first.entry(id.to_owned()).or_insert(candidate);
         *known = (*known).min(candidate);
     }
-    let mut found = first.into_iter();
-    match (found.next(), found.next()) {
-        (Some((_, Candidate { process, .. })), None) => Ok(process),
-        (Some((one, _)), Some((other, _))) => {
-            let what = format!("{id:?} is the beginning of {one} and {other}");
-            Err(failure(
-                &catalog::NOT_EXAMINED,
-                what,
-                "give more characters of the id",
-            ))
-        }
-        (None, _) => Err(not_found(id)),
-    }
+    let processes = first.into_iter().map(|(id, first)| (id, first.process));
+    Ok(processes.collect())
 }
 
 fn not_found(id: &str) -> anyhow::Error {
