@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, Ran, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, run_with, scratch};
 
 tests! {
     &[] => stdin_that_is_not_a_state, fifty_megabytes_of_stdin, broken_spec, crun_reports_its_working_directory,
@@ -246,12 +246,7 @@ fn module_and_libraries_differ() {
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let ran = with_fake(&fake, "all");
-    assert!(
-        ran.stderr
-            .contains("hint: load it with \"modprobe nvidia\""),
-        "{}",
-        ran.stderr
-    );
+    assert_says(&ran.stderr, &["hint: load it with \"modprobe nvidia\""]);
     one_error(ran, &["(ONH-011)"]);
 }
 
@@ -405,10 +400,7 @@ fn hostile_environment() {
 
 fn wrong_command_line() {
     let bare = hook(&[], b"").failed(2);
-    assert!(
-        bare.contains("\nCommands:\n  ps ") && bare.contains("\nCalled by engines:\n"),
-        "{bare}"
-    );
+    assert_says(&bare, &["\nCommands:\n  ps ", "\nCalled by engines:\n"]);
     assert!(
         bare.ends_with("\noci-nvidia-hook: a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook help\"\n"),
         "{bare}"

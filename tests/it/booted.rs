@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{HOOK, Ran, host_wide_name, run, scratch, sh};
+use crate::support::{HOOK, Ran, host_wide_name, run, scratch, sh, shell};
 
 /// The number of started instances: each has its own cgroup.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -105,10 +105,7 @@ impl Systemd {
     /// Stops systemd for some seconds, like a long reload.
     pub fn pause(&self, seconds: u32) {
         let pid = &self.pid;
-        sh(&format!(
-            "kill -STOP {pid}; (sleep {seconds}; kill -CONT {pid}) >/dev/null 2>&1 &"
-        ))
-        .ok();
+        shell!("kill -STOP {pid}; (sleep {seconds}; kill -CONT {pid}) >/dev/null 2>&1 &");
     }
 
     /// Runs a command in its namespaces.

@@ -16,7 +16,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::scene::{CriContainer, overlay};
-use crate::support::{HOOK, Need, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, run, run_with, scratch, sh, shell};
 
 const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("strip")];
 const NEEDS_VALGRIND: &[Need] = &[
@@ -314,12 +314,11 @@ fn eight_gpus_warm() {
     assert_eq!(count(&["setns"]), 1);
     assert_eq!(count(&["execve"]), 1, "its own");
     // One step for each mount: no path is mounted twice or remounted.
-    let mounted = sh(&format!(
+    let mounted = shell!(
         "grep -c '{}' /proc/{}/mountinfo",
         container.rootfs.display(),
         container.pid()
-    ))
-    .ok();
+    );
     assert!(
         count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(),
         "{mounted}"
@@ -516,10 +515,7 @@ fn names_in_the_image() {
         container.pid(),
         dir.path().display()
     );
-    let listed = sh(&format!(
-        "cd '{upper}'; find . -mindepth 1 -printf '%y %P\\n'"
-    ))
-    .ok();
+    let listed = shell!("cd '{upper}'; find . -mindepth 1 -printf '%y %P\\n'");
     let (dirs, files): (Vec<_>, Vec<_>) = listed.lines().partition(|line| line.starts_with("d "));
     let (own, new): (Vec<_>, Vec<_>) = dirs
         .into_iter()

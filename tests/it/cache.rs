@@ -13,7 +13,7 @@ use base::sys::mount::statmount::{self, Id};
 use base::tree::Tree;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, shell};
 
 tests! {
     NEEDS => a_cached_inventory_spares_nvml, what_changed_is_asked_for, a_failed_gpu_is_reported_again,
@@ -166,12 +166,9 @@ fn what_changed_is_asked_for() {
         sh(&back).ok();
         assert!(!asks(&fake), "back again: {what}");
     }
-    sh(&format!("touch '{root}'/usr/lib/*/libnvidia-ml.so.*.*")).ok();
+    shell!("touch '{root}'/usr/lib/*/libnvidia-ml.so.*.*");
     assert!(asks(&fake), "another library");
-    sh(&format!(
-        "sed -i s/535.183.01/570.86.15/ '{root}/proc/driver/nvidia/version'"
-    ))
-    .ok();
+    shell!("sed -i s/535.183.01/570.86.15/ '{root}/proc/driver/nvidia/version'");
     // The library then has another version.
     assert!(plan(&fake).failed(1).is_empty());
 }
@@ -327,10 +324,7 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
     fs::create_dir(&mount).unwrap();
     fs::create_dir(&proc).unwrap();
     let (image, mount) = (image.display(), mount.display());
-    sh(&format!(
-        "truncate -s 16M '{image}' && mkfs.ext4 -q '{image}'"
-    ))
-    .ok();
+    shell!("truncate -s 16M '{image}' && mkfs.ext4 -q '{image}'");
     let losetup = sh(&format!("losetup --find --show '{image}'"));
     let device = losetup.ok().trim().to_owned();
     let journal = format!("{}-8", device.trim_start_matches("/dev/"));
@@ -341,8 +335,8 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
         FileId::from(of_journal.unwrap().1.as_ref().unwrap())
     };
     let host = Path::new("/proc");
-    let attach = || sh(&format!("mount {device} '{mount}'")).ok();
-    let detach = || sh(&format!("umount '{mount}'")).ok();
+    let attach = || shell!("mount {device} '{mount}'");
+    let detach = || shell!("umount '{mount}'");
     let mut seen = Vec::new();
     for _ in 0..20 {
         attach();
@@ -360,9 +354,9 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
     let another = format!("mount -t proc proc '{}'", proc.display());
     sh(&another).ok();
     assert_ne!(before, entry(&proc), "in another mount, NVML is asked");
-    sh(&format!("umount '{}'", proc.display())).ok();
+    shell!("umount '{}'", proc.display());
     detach();
-    sh(&format!("losetup --detach {device}")).ok();
+    shell!("losetup --detach {device}");
 }
 
 /// A mount whose image is replaced by another one of the same size. A directory has the same device, number, size and times as before, and on
@@ -370,14 +364,13 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
 fn a_replaced_image_is_noticed() {
     let dir = scratch();
     let top = dir.path().display();
-    sh(&format!(
+    shell!(
         "cd '{top}'; mkdir -p content/usr/lib content/lib image mount more
          touch content/usr/lib/libcuda.so.1 content/lib/libcuda.so.1
          truncate -s 16M first; mkfs.ext4 -q -d content first; cp first second; cp first disk
          debugfs -w -R 'unlink /usr/lib/libcuda.so.1' second
          debugfs -w -R 'unlink /lib/libcuda.so.1' second"
-    ))
-    .ok();
+    );
     let device = sh(&format!("cd '{top}'; losetup --find --show disk"));
     let device = device.ok().trim().to_owned();
     for (way, mount) in rows! {
@@ -388,16 +381,11 @@ fn a_replaced_image_is_noticed() {
     } {
         let show = |image: &str| {
             let write = format!("dd if={image} of={device} bs=1M conv=fsync status=none");
-            sh(&format!("cd '{top}'; {write}; {mount}")).ok();
+            shell!("cd '{top}'; {write}; {mount}");
             let lib = rustix::fs::stat(dir.path().join("mount/lib")).unwrap();
             FileId::from(&lib)
         };
-        let hide = || {
-            sh(&format!(
-                "cd '{top}'; umount mount; ! mountpoint -q image || umount image"
-            ))
-            .ok()
-        };
+        let hide = || shell!("cd '{top}'; umount mount; ! mountpoint -q image || umount image");
         let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
         let first = show("first");
         let is_new = matches!(
@@ -429,7 +417,7 @@ fn a_replaced_image_is_noticed() {
         assert!(!is_unchanged(), "{way}");
         hide();
     }
-    sh(&format!("losetup --detach {device}")).ok();
+    shell!("losetup --detach {device}");
 }
 
 /// The fake NVML gives the same instances another UUID, as the real one does if they have another engine.
@@ -444,7 +432,7 @@ fn mig_devices_are_kept_until_an_instance_is_created_again() {
     assert!(plan(&fake).ok().contains(first), "NVML is not asked");
     let mig = fake.root.join("proc/driver/nvidia/capabilities/gpu0/mig");
     let again = "for gi in gi*; do cp -r $gi new; rm -r $gi; mv new $gi; done";
-    sh(&format!("cd '{}'; {again}", mig.display())).ok();
+    shell!("cd '{}'; {again}", mig.display());
     assert!(plan(&fake).ok().contains(second));
     // The nodes decide which MIG devices NVML lists.
     std::thread::sleep(Duration::from_secs(3));
@@ -452,7 +440,7 @@ fn mig_devices_are_kept_until_an_instance_is_created_again() {
     hang(&fake);
     assert!(!asks(&fake));
     let nodes = fake.root.join("dev/nvidia-caps");
-    sh(&format!("chmod 0400 '{}'/*", nodes.display())).ok();
+    shell!("chmod 0400 '{}'/*", nodes.display());
     assert!(asks(&fake));
 }
 

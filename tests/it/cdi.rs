@@ -22,7 +22,7 @@ use oci_nvidia_hook::testing::cli::cdi_check as cdi_text;
 
 use crate::driver::FakeDriver;
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, assert_says, run, run_with, scratch, sh, shell};
 use crate::{cdi_schema, golden, json_schema};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
@@ -188,10 +188,7 @@ fn names_and_versions_of_a_choice() {
         assert!(cdi(&fake, &words).failed(2).contains(says), "{says}");
     }
     let stderr = cdi(&fake, &["generate", "--output", "/tmp/nvidia.yml"]).failed(2);
-    assert!(
-        stderr.contains("engines do not read \"/tmp/nvidia.yml\""),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["engines do not read \"/tmp/nvidia.yml\""]);
 }
 
 /// The edits that `plan` lists are the edits of the spec, merged as an engine merges them.
@@ -425,7 +422,9 @@ fn refresh_rewrites_what_is_stale() {
         assert!(!refreshed(&fake, &path));
         // The MIG devices are configured differently, and the kernel shows it. udev creates the nodes of the new numbers.
         let nodes = fake.root.join("dev/nvidia-caps").display().to_string();
-        sh(&format!("cd '{nodes}'; for minor in 84 85; do rm -f nvidia-cap$minor; mknod nvidia-cap$minor c 510 $minor; done")).ok();
+        shell!(
+            "cd '{nodes}'; for minor in 84 85; do rm -f nvidia-cap$minor; mknod nvidia-cap$minor c 510 $minor; done"
+        );
         let caps = fake.root.join("proc/driver/nvidia/capabilities/gpu0/mig");
         std::fs::rename(caps.join("gi2"), caps.join("gi9")).unwrap();
         std::fs::create_dir_all(caps.join("gi2/ci0")).unwrap();
@@ -479,10 +478,9 @@ fn files_appear(fake: &FakeDriver, path: &Path) {
         std::fs::create_dir_all(added.parent().unwrap()).unwrap();
         std::fs::write(&added, "").unwrap();
         let shown = check().ok();
-        assert!(
-            shown.contains("driver files were added or removed after ")
-                && shown.contains("hint: run "),
-            "{shown}"
+        assert_says(
+            &shown,
+            &["driver files were added or removed after ", "hint: run "],
         );
         assert!(refreshed(fake, path) && has_it(), "{file}");
         assert!(!refreshed(fake, path), "{file}");
@@ -611,10 +609,9 @@ fn specs_of_other_programs_are_theirs() {
                 .contains("\"/gone/nvidia-ctk\" is missing on the host"),
         "{text:?}"
     );
-    assert!(
-        text.1
-            .contains("hint: install oci-nvidia-hook-compat, which contains nvidia-ctk, or"),
-        "{text:?}"
+    assert_says(
+        &text.1,
+        &["hint: install oci-nvidia-hook-compat, which contains nvidia-ctk, or"],
     );
     assert!(!text.1.contains("cdi generate"), "{text:?}");
 }
@@ -859,10 +856,7 @@ fn refresh_asks_a_failing_gpu_again() {
         &fake,
         &["refresh", "--create", "--output", path.to_str().unwrap()],
     );
-    assert!(
-        ran.stderr.contains("warning: GPU 1: nvmlDeviceGet") && ran.stderr.contains("(ONH-401)"),
-        "{ran:?}"
-    );
+    assert_says(&ran.stderr, &["warning: GPU 1: nvmlDeviceGet", "(ONH-401)"]);
     ran.ok();
     assert_eq!(names(&path), ["0", GPU_0, "all"]);
     fake.set_nvml(|old| old.replace(" fail=15", ""));
@@ -1026,11 +1020,9 @@ fn check_gives_reasons() {
     let (code, text) = check(&[]);
     assert!(code == 1 && text.starts_with("no CDI devices"), "{text}");
     let empty = cdi(&fake, &["list", "--spec-dir", etc.to_str().unwrap()]);
-    assert!(
-        empty
-            .stderr
-            .contains("no CDI devices; \"oci-nvidia-hook cdi generate\""),
-        "{empty:?}"
+    assert_says(
+        &empty.stderr,
+        &["no CDI devices; \"oci-nvidia-hook cdi generate\""],
     );
     assert_eq!(empty.ok(), "");
     let path = run_dir.join("nvidia.yaml");
@@ -1063,9 +1055,9 @@ fn check_gives_reasons() {
         code == 1 && text.contains("unknown field \"bogus\""),
         "{text}"
     );
-    assert!(
-        text.contains("engines cannot read the file: engines read only files"),
-        "{text}"
+    assert_says(
+        &text,
+        &["engines cannot read the file: engines read only files"],
     );
     std::fs::remove_dir_all(&etc).unwrap();
 
@@ -1097,10 +1089,7 @@ fn check_gives_reasons() {
                 && text.contains("nic.json\n"),
             "{text}"
         );
-        assert!(
-            text.contains("hint: add env: [\"PATH=") && text.contains("vendor.com/nic=0 ("),
-            "{text}"
-        );
+        assert_says(&text, &["hint: add env: [\"PATH=", "vendor.com/nic=0 ("]);
     }
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0, "of another file");
     std::fs::write(&nic, text.replace("\"path\"", "\"env\":[\"A=b\"],\"path\"")).unwrap();

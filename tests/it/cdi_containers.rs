@@ -18,7 +18,7 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
-use crate::support::{HOOK, Need, fingerprint, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, assert_says, fingerprint, run, run_with, scratch, shell};
 use crate::why::{isolated, why};
 
 tests! {
@@ -94,13 +94,13 @@ fn libraries_that_are_opened_by_path() {
             "for path in {paths}; do readlink -f $path; done; probe-dlopen {paths}"
         ))
         .ok();
-    assert!(
-        found.contains("/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.535.183.01\n"),
-        "{found}"
+    assert_says(
+        &found,
+        &["/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.535.183.01\n"],
     );
-    assert!(
-        found.contains("/usr/lib/x86_64-linux-gnu/libnvidia-allocator.so.535.183.01\n"),
-        "{found}"
+    assert_says(
+        &found,
+        &["/usr/lib/x86_64-linux-gnu/libnvidia-allocator.so.535.183.01\n"],
     );
     assert_eq!(found.matches(": ok ").count(), 2, "{found}");
 }
@@ -110,10 +110,7 @@ fn cuda_compat() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     // The host's linker cache does not list the development link.
     let root = fake.root.display();
-    sh(&format!(
-        "rm '{root}/usr/lib/x86_64-linux-gnu/libcuda.so'; /sbin/ldconfig -r '{root}'"
-    ))
-    .ok();
+    shell!("rm '{root}/usr/lib/x86_64-linux-gnu/libcuda.so'; /sbin/ldconfig -r '{root}'");
     for (mode, theirs) in [("ldconfig", true), ("disabled", false)] {
         fake.configure(&format!(
             "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""
@@ -301,10 +298,7 @@ fn volumes_at_the_directory_of_libraries() {
             "{about}"
         );
         let options = container.mount_options("/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01");
-        assert!(
-            options.contains("ro") && options.contains("nosuid") && options.contains("nodev"),
-            "{options}"
-        );
+        assert_says(&options, &["ro", "nosuid", "nodev"]);
         let mounts = container.mountinfo();
         container
             .create_runtime_hook(&edits.hooks[0].args[1..])
@@ -326,13 +320,13 @@ fn hook_entries_at_the_wrong_stage() {
     let host_mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     for hook in &spec.container_edits.hooks {
         let stderr = container.create_container_hook(&hook.args[1..]).failed(1);
-        assert!(
-            stderr.contains("cannot open the container of process 1") && stderr.contains("(ONH-"),
-            "{stderr}"
+        assert_says(
+            &stderr,
+            &["cannot open the container of process 1", "(ONH-"],
         );
-        assert!(
-            stderr.contains("\nhint: the hook must run at the prestart or createRuntime stage"),
-            "{stderr}"
+        assert_says(
+            &stderr,
+            &["\nhint: the hook must run at the prestart or createRuntime stage"],
         );
     }
     assert_eq!(
@@ -369,17 +363,17 @@ fn do_their_work(spec: &Spec, entries: usize) {
         seen.push((container.exec(look).ok(), container.mountinfo()));
     }
     let (text, _) = &seen[0];
-    assert!(
-        text.contains("ModifyDeviceFiles: 0") && text.contains("EGLVisibleDGPUDevices\", 0x5]"),
-        "{text}"
+    assert_says(
+        text,
+        &["ModifyDeviceFiles: 0", "EGLVisibleDGPUDevices\", 0x5]"],
     );
     assert!(
         text.contains("0000:01:00.0\n0000:03:00.0\n") && !text.contains("secret"),
         "{text}"
     );
-    assert!(
-        text.contains("libcuda.so.1: ok /usr/lib/x86_64-linux-gnu/libcuda.so.1"),
-        "{text}"
+    assert_says(
+        text,
+        &["libcuda.so.1: ok /usr/lib/x86_64-linux-gnu/libcuda.so.1"],
     );
     assert!(
         seen.iter().all(|one| *one == seen[0]),
@@ -524,10 +518,7 @@ fn podman_gives_devices_by_name() {
                 gpus + 1,
                 "each may be opened, and has no driver here: {text}"
             );
-            assert!(
-                text.contains(&format!("\"EGLVisibleDGPUDevices\", {egl}]")),
-                "{text}"
-            );
+            assert_says(&text, &[&format!("\"EGLVisibleDGPUDevices\", {egl}]")]);
             assert!(text.contains("void\n"), "{text}");
         }
     }
@@ -538,10 +529,7 @@ const SEE: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvi
 
 fn assert_gpu_1_alone(text: &str) {
     assert!(text.contains(GPU_1) && !text.contains(GPU_0), "{text}");
-    assert!(
-        text.contains("libcuda.so.1: ok /usr/lib/") && text.contains("/dev/nvidia1: ENXIO"),
-        "{text}"
-    );
+    assert_says(text, &["libcuda.so.1: ok /usr/lib/", "/dev/nvidia1: ENXIO"]);
     assert!(text.contains("EGLVisibleDGPUDevices\", 0x2]"), "{text}");
 }
 

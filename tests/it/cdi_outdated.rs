@@ -13,7 +13,7 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi};
 use crate::cdi_containers::with_mounts;
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::json_schema;
-use crate::support::{HOOK, Ran, run, scratch, sh};
+use crate::support::{HOOK, Ran, assert_says, run, scratch, shell};
 
 tests! {
     NEEDS => device_numbers_of_an_earlier_load, devices_that_are_gone, drivers_that_are_not_loaded, nodes_that_are_no_devices;
@@ -52,7 +52,7 @@ impl Scene {
     /// Changes the host with a shell script in its root directory.
     fn change(&self, script: &str) {
         let root = self.fake.root.display();
-        sh(&format!("cd '{root}'; {script}")).ok();
+        shell!("cd '{root}'; {script}");
     }
 
     /// Returns the number of the finding of `cdi check` about a device, and its reason.
@@ -257,16 +257,16 @@ fn drivers_that_are_not_loaded() {
     let scene = Scene::new(&["--gpus", "1"]);
     scene.change("sed -i 's/535.183.01/550.54.14/' proc/driver/nvidia/version");
     let stderr = scene.start(GPU_0).failed(1);
-    assert!(
-        stderr.contains("the CDI spec is for driver 535.183.01, but 550.54.14 is loaded (ONH-013)"),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["the CDI spec is for driver 535.183.01, but 550.54.14 is loaded (ONH-013)"],
     );
     assert_eq!(scene.check(GPU_0).0.as_deref(), Some("ONH-013"));
     scene.change("rm -r proc/driver/nvidia");
     let stderr = scene.start(GPU_0).failed(1);
-    assert!(
-        stderr.contains("the kernel module nvidia is not loaded (ONH-011)"),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["the kernel module nvidia is not loaded (ONH-011)"],
     );
     assert!(stderr.contains("hint: run \"modprobe nvidia\""), "{stderr}");
 }

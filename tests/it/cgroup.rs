@@ -18,7 +18,7 @@ use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, host_wide_name, scratch, sh};
+use crate::support::{HOOK, Need, assert_says, host_wide_name, scratch, sh};
 use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
@@ -308,13 +308,13 @@ fn v1_below_a_cgroup_that_lacks_the_device() {
     let group = Group::new(HIERARCHY, "v1-below", "inner");
     fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
     let text = base::report::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
-    assert!(
-        text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-"),
-        "{text}"
+    assert_says(
+        &text,
+        &["cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-"],
     );
-    assert!(
-        text.contains("inner/devices.allow\": operation not permitted (EPERM) (ONH-041)\nhint: "),
-        "{text}"
+    assert_says(
+        &text,
+        &["inner/devices.allow\": operation not permitted (EPERM) (ONH-041)\nhint: "],
     );
 }
 
@@ -412,19 +412,18 @@ fn v1_no_cgroups_is_reported() {
     fs::write(group.path.join("devices.deny"), "a").unwrap();
     let ran = container.call(&mut isolated(dir.path()), &fake.config);
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(
-        ran.stderr.contains("denies the GPUs: ")
-            && ran.stderr.contains("(ONH-041)\nhint: remove no-cgroups "),
-        "{ran:?}"
+    assert_says(
+        &ran.stderr,
+        &["denies the GPUs: ", "(ONH-041)\nhint: remove no-cgroups "],
     );
     fake.configure("no-cgroups = true\n[oci-nvidia-hook]\ndenied-devices = \"start\"");
     let ran = container.call(&mut isolated(dir.path()), &fake.config);
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(
-        text.contains("\nthe container got its GPUs, but its device cgroup denies them: injected "),
-        "{text}"
+    assert_says(
+        &text,
+        &["\nthe container got its GPUs, but its device cgroup denies them: injected "],
     );
     // config.json allows the devices: the engine applies its own rules.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
@@ -442,10 +441,9 @@ fn v1_no_cgroups_is_reported() {
     ran.ok();
     fake.configure("");
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr
-            .contains("(ONH-041)\nhint: start it without \"--cgroups=disabled\""),
-        "{ran:?}"
+    assert_says(
+        &ran.stderr,
+        &["(ONH-041)\nhint: start it without \"--cgroups=disabled\""],
     );
     assert_eq!(ran.code, Some(1), "{ran:?}");
 }
@@ -519,10 +517,7 @@ fn podman_without_a_cgroup() {
     };
     let text = run("--cgroups=disabled");
     assert!(!text.contains("started"), "{text}");
-    assert!(
-        text.contains("number: ONH-041;") && text.contains("backup.service"),
-        "{text}"
-    );
+    assert_says(&text, &["number: ONH-041;", "backup.service"]);
     assert_eq!(list(), before);
     assert_eq!(group.open(FIRST), Denied);
 }

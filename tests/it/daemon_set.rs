@@ -12,7 +12,7 @@ use crate::built;
 use crate::cdi::GPU_0;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{Need, sh, source};
+use crate::support::{Need, assert_says, sh, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -265,9 +265,9 @@ fn the_plugin_works_in_nvidias_chart() {
     let mut pod = cdi_spec::yaml::parse(&text).unwrap();
     let text = run(&pod);
     check(&text);
-    assert!(
-        text.contains("containers get their devices with envvar (the pod does not see"),
-        "{text}"
+    assert_says(
+        &text,
+        &["containers get their devices with envvar (the pod does not see"],
     );
     // No finding: each variable of the chart has an effect, or needs none.
     assert!(!text.contains("(ONH-"), "{text}");

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{IMAGE, Podman};
-use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::support::{Need, Ran, assert_says, run, scratch, shell, source};
 use crate::{built, docs, old_packages};
 
 const BUILD: &[Need] = &[
@@ -71,7 +71,7 @@ fn build(top: &Path, umask: &str) -> PathBuf {
 }
 
 pub fn package(name: &str) -> PathBuf {
-    let found = sh(&format!("ls '{}/{name}_'*.deb", packages().display())).ok();
+    let found = shell!("ls '{}/{name}_'*.deb", packages().display());
     assert_eq!(found.lines().count(), 1, "{found}");
     PathBuf::from(found.trim())
 }
@@ -122,14 +122,14 @@ fn the_program_is_there_before_its_hook_file() {
 fn two_builds_are_the_same() {
     let again = scratch();
     let other = build(&again.path().join("a-longer-name"), "077");
-    let sums = |dir: &Path| sh(&format!("cd '{}'; sha256sum *.deb", dir.display())).ok();
+    let sums = |dir: &Path| shell!("cd '{}'; sha256sum *.deb", dir.display());
     let (one, two) = (sums(packages()), sums(&other));
     assert_eq!(one, two);
     assert!(one.lines().count() >= 3, "{one}");
 }
 
 fn lintian_reports_nothing() {
-    let changes = sh(&format!("ls '{}'/build/*.changes", packages().display())).ok();
+    let changes = shell!("ls '{}'/build/*.changes", packages().display());
     assert_eq!(changes.lines().count(), 1, "{changes}");
     let mut lint = Command::new("lintian");
     // Only a package of the Debian archive closes the bug that requested it.
@@ -303,10 +303,7 @@ fn a_running_container_keeps_its_gpus() {
     let text = on_host(&script, Path::new("/nonexistent")).ok();
     let gpu = fake.on_host("nvidia-smi -L");
     assert!(gpu.contains("GPU 1:"), "{gpu}");
-    assert!(
-        text.contains("upgrade\n") && text.contains("ended\n"),
-        "{text}"
-    );
+    assert_says(&text, &["upgrade\n", "ended\n"]);
 }
 
 fn purge_leaves_nothing() {
@@ -345,11 +342,10 @@ fn the_copyright_names_each_vendored_crate() {
         .args(["-euc", script, "sh"])
         .arg(package(MAIN)))
     .ok();
-    let vendored = sh(&format!(
+    let vendored = shell!(
         "tar -tzf '{}/vendor.tar.gz' | sed -n 's:^vendor/\\([^/]*\\)/Cargo.toml$:\\1:p'",
         built::dist().display()
-    ))
-    .ok();
+    );
     assert!(vendored.lines().count() > 200, "{vendored}");
     for name in vendored.lines() {
         assert!(text.contains(&format!("\n vendor/{name}/*\n")), "{name}");

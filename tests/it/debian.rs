@@ -13,7 +13,7 @@ use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::locate;
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Need, assert_says, run, run_with, scratch, sh, shell, source};
 
 // The packages come from the mirror that this Debian machine uses.
 const NEEDS: &[Need] = &[
@@ -54,11 +54,7 @@ fn root() -> &'static Path {
 
 /// Returns every library of the driver in the packages, below `root`.
 fn shipped() -> (String, BTreeSet<String>) {
-    let listed = sh(&format!(
-        "cd '{}'; find usr -name '*.so.*' -type f",
-        root().display()
-    ))
-    .ok();
+    let listed = shell!("cd '{}'; find usr -name '*.so.*' -type f", root().display());
     let native = listed.lines().filter(|path| !path.contains("i386"));
     let libraries: BTreeSet<_> = native.map(|path| format!("/{path}")).collect();
     let ml = libraries
@@ -227,12 +223,7 @@ fn the_real_library_without_a_gpu() {
     let state =
         serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir.path()}).to_string();
     let host = dir.path().join("host");
-    sh(&format!(
-        "cp -al '{}' '{}'",
-        root().display(),
-        host.display()
-    ))
-    .ok();
+    shell!("cp -al '{}' '{}'", root().display(), host.display());
     let config = dir.path().join("config.toml");
     std::fs::write(
         &config,
@@ -258,9 +249,9 @@ fn the_real_library_without_a_gpu() {
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let stderr = hook();
-    assert!(
-        stderr.contains("(ONH-011)\nhint: load it with \"modprobe nvidia\""),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["(ONH-011)\nhint: load it with \"modprobe nvidia\""],
     );
 }
 
@@ -305,10 +296,7 @@ fn the_real_library_is_denied_nothing_that_it_needs() {
             .arg("info")
             .env_clear();
         let stderr = run_with(&mut hook, b"").failed(1);
-        assert!(
-            stderr.contains("nvmlInit_v2 reports \"driver not loaded\""),
-            "{stderr}"
-        );
+        assert_says(&stderr, &["nvmlInit_v2 reports \"driver not loaded\""]);
         let trace = std::fs::read_to_string(&trace).unwrap();
         let (before, after) = trace
             .rsplit_once(&format!("{name}\", O_RDONLY|O_CLOEXEC) = "))
@@ -317,9 +305,9 @@ fn the_real_library_is_denied_nothing_that_it_needs() {
             before.contains(&format!("setresuid({owner}, {owner}, {owner}) = 0")),
             "{mode}"
         );
-        assert!(
-            after.contains("openat(AT_FDCWD, \"/dev/nvidiactl\", O_RDWR) = -1 ENXIO"),
-            "{after}"
+        assert_says(
+            after,
+            &["openat(AT_FDCWD, \"/dev/nvidiactl\", O_RDWR) = -1 ENXIO"],
         );
         let denied = after
             .lines()

@@ -11,9 +11,7 @@ use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::engine::{IMAGE, Podman};
 use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
-use crate::support::{
-    HOOK, Need, Ran, copy_nvml_program, nvml_program, run, run_with, scratch, sh, source,
-};
+use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, nvml_program, run, run_with, scratch, sh, shell, source};
 
 const RUNC: &[Need] = &[
     Need::Root,
@@ -74,10 +72,7 @@ fn podman_knows_the_runtime() {
         "-L",
     ];
     let unknown = podman.run_installed(host.path(), &asked).failed(125);
-    assert!(
-        unknown.contains("default OCI runtime \"nvidia\" not found"),
-        "{unknown}"
-    );
+    assert_says(&unknown, &["default OCI runtime \"nvidia\" not found"]);
     install(
         &source("packaging/podman/50-oci-nvidia-hook-compat.conf"),
         "etc/containers/containers.conf.d/50-oci-nvidia-hook-compat.conf",
@@ -107,11 +102,7 @@ impl Bundle {
     pub fn new(dir: &Path, rootfs: &Path) -> Self {
         let dir = dir.join("runc-bundle");
         std::fs::create_dir_all(&dir).unwrap();
-        sh(&format!(
-            "cd '{}' && rm -f config.json && runc spec",
-            dir.display()
-        ))
-        .ok();
+        shell!("cd '{}' && rm -f config.json && runc spec", dir.display());
         let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
         let mut spec: Value = serde_json::from_str(&text).unwrap();
         spec["root"] = json!({"path": rootfs});
@@ -265,10 +256,7 @@ fn gpus_all() {
         assert!(all.contains(line), "{line}: {all}");
     }
     let one = bundle("0").run(&config).ok();
-    assert!(
-        one.contains("UUID: GPU-51eed000") && one.contains("/dev/nvidia1: ENOENT"),
-        "{one}"
-    );
+    assert_says(&one, &["UUID: GPU-51eed000", "/dev/nvidia1: ENOENT"]);
     // With containerd's image store, the rootfs is below the bundle, and its path is relative.
     let mount = format!(
         "{config}; mkdir -p '{dir}/runc-bundle/rootfs'; mount --bind '{image}' '{dir}/runc-bundle/rootfs'",
@@ -378,11 +366,10 @@ fn runtime_nvidia() {
     assert!(version.starts_with("runc version"), "{version}");
     // The first runtime of config.toml that exists.
     let other = dir.path().join("other");
-    sh(&format!(
+    shell!(
         "printf '#!/bin/sh\\necho other \"$@\"\\n' >'{0}'; chmod 755 '{0}'",
         other.display()
-    ))
-    .ok();
+    );
     let program = runtime.split(' ').next().unwrap();
     for (runtimes, code, text) in rows! {
         format!("[\"/gone\", {program:?}, {other:?}]"), 0, "other --version\n";

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::driver::{FakeDriver, Image};
 use crate::hostile::blocking;
-use crate::support::{HOOK, Need, run, scratch, sh};
+use crate::support::{HOOK, Need, run, scratch, sh, shell};
 use crate::{golden, json_schema};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare")];
@@ -284,7 +284,7 @@ fn files_of_the_kernel_are_not_read() {
             "{before}: {ran:?}"
         );
         // One file for each process.
-        let trace = sh(&format!("cat '{}'.*", trace.display())).ok();
+        let trace = shell!("cat '{}'.*", trace.display());
         let inside = format!("{}{place}", dir.path().join("image").display());
         let read = trace
             .lines()

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::kernels::hook_command;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, shell, source};
 
 /// The needs of tests with [`Waiting`].
 pub const NEEDS: &[Need] = &[
@@ -84,12 +84,11 @@ impl FakeDriver {
         let fake = Self::new(&["--gpus", "1", "--version", version]);
         let (root, real) = (fake.root.display(), real.display());
         let dir = "usr/lib/x86_64-linux-gnu";
-        sh(&format!(
+        shell!(
             "cd '{root}'; mkdir keep; mv {dir}/libnvidia-ml.so.{version} {dir}/nvml.conf keep; rm -r usr etc; \
              cp -al '{real}/usr' '{real}/etc' .; rm -f {dir}/nvidia/current/libnvidia-ml.so.{version}; \
              mv keep/* {dir}/nvidia/current; /sbin/ldconfig -r ."
-        ))
-        .ok();
+        );
         fake
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Ran, scratch, sh};
+use crate::support::{HOOK, Ran, scratch, shell};
 
 tests! {
     NEEDS => library_dirs_of_the_administrator, programs_beside_the_libraries, nodes_and_proc_are_the_roots_or_the_hosts, dev_root;
@@ -38,10 +38,9 @@ fn library_dirs_of_the_administrator() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let usual = fake.on_host("nvidia-smi -L");
     let root = fake.root.display();
-    sh(&format!(
+    shell!(
         "cd '{root}'; mkdir -p opt/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib* opt/nvidia/lib64; rm etc/ld.so.cache"
-    ))
-    .ok();
+    );
     let (ran, _) = smi(&fake, "");
     let stderr = ran.failed(1);
     assert!(stderr.contains("(ONH-012)"), "{stderr}");
@@ -55,14 +54,13 @@ fn library_dirs_of_the_administrator() {
 fn programs_beside_the_libraries() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let usual = fake.on_host("nvidia-smi -L");
-    sh(&format!(
+    shell!(
         "cd '{root}'; mkdir -p usr/local/nvidia/lib64 usr/local/nvidia/bin; mv usr/lib/x86_64-linux-gnu/lib* usr/local/nvidia/lib64
          mv usr/bin/nvidia-smi usr/local/nvidia/bin
          printf '#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-smi \"$@\"\n' >usr/bin/nvidia-smi; chmod 755 usr/bin/nvidia-smi
          echo /usr/local/nvidia/lib64 >etc/ld.so.conf; /sbin/ldconfig -r .",
         root = fake.root.display()
-    ))
-    .ok();
+    );
     let (ran, listed) = smi(&fake, "");
     ran.ok();
     assert_eq!(listed, usual);
@@ -74,7 +72,9 @@ fn nodes_and_proc_are_the_roots_or_the_hosts() {
     let usual = fake.on_host("nvidia-smi -L");
     let kept = scratch();
     let (root, kept) = (fake.root.display(), kept.path().display());
-    sh(&format!("mv '{root}/dev' '{kept}/dev'; mkdir '{root}/dev'; cp -a '{root}/proc' '{kept}/proc'; mknod '{kept}/dev/null' c 1 3")).ok();
+    shell!(
+        "mv '{root}/dev' '{kept}/dev'; mkdir '{root}/dev'; cp -a '{root}/proc' '{kept}/proc'; mknod '{kept}/dev/null' c 1 3"
+    );
     let (ran, _) = smi(&fake, "mount -t tmpfs dev /dev; mknod /dev/null c 1 3;");
     let stderr = ran.failed(1);
     assert!(stderr.contains("(ONH-011)"), "{stderr}");
@@ -85,7 +85,7 @@ fn nodes_and_proc_are_the_roots_or_the_hosts() {
     assert_eq!(listed, usual, "the host's nodes");
 
     // The proc of a kernel without the driver does not have such a directory.
-    sh(&format!("rm -r '{root}/proc/driver/nvidia'")).ok();
+    shell!("rm -r '{root}/proc/driver/nvidia'");
     let proc =
         format!("mount -t tmpfs proc /proc/driver; cp -a '{kept}/proc/driver/.' /proc/driver; ");
     let (ran, listed) = smi(&fake, &format!("{dev}{proc}"));
@@ -98,12 +98,11 @@ fn dev_root() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let usual = fake.on_host("nvidia-smi -L");
     let other = scratch();
-    sh(&format!(
+    shell!(
         "cp -a '{root}/dev' '{other}/dev'; rm '{root}/dev/nvidia0'; mknod '{root}/dev/nvidia0' c 1 3",
         root = fake.root.display(),
         other = other.path().display()
-    ))
-    .ok();
+    );
     let (ran, _) = smi(&fake, "");
     let stderr = ran.failed(1);
     assert!(stderr.contains("(ONH-022)"), "{stderr}");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::driver::{FakeDriver, Image};
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{HOOK, Need, Ran, private_dir, run_with, scratch, snapshot};
+use crate::support::{HOOK, Need, Ran, assert_says, private_dir, run_with, scratch, snapshot};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -76,12 +76,7 @@ fn nothing_is_printed_on_an_error() {
         assert!(ran.stderr.contains(says), "{ran:?}");
     }
     let log = fs::read_to_string(log).unwrap();
-    assert!(
-        log.contains(": error: ")
-            && log.contains("requests \"9\"")
-            && log.contains("it is not an array"),
-        "{log}"
-    );
+    assert_says(&log, &[": error: ", "requests \"9\"", "it is not an array"]);
     // If writing fails, nothing is printed, however short.
     let script = format!(
         "'{HOOK}' --config '{}' edit-config >/dev/full",

@@ -239,11 +239,10 @@ impl Podman {
     /// The same with these options for `podman import`.
     pub fn import_with(&self, rootfs: &Path, name: &str, options: &str) {
         let podman = self.base().join(" ");
-        crate::support::sh(&format!(
+        crate::support::shell!(
             "tar -C '{}' -c . | {podman} import {options} - {name}",
             rootfs.display()
-        ))
-        .ok();
+        );
     }
 
     /// `podman run --rm ARGUMENTS` without a hooks directory of the test, and with the directories of `root` laid over /usr and /etc,

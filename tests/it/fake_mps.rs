@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::driver::FakeDriver;
-use crate::support::{Need, run, scratch, sh, source};
+use crate::support::{Need, run, scratch, shell, source};
 
 pub const NEEDS: &[Need] = &[
     Need::Root,
@@ -46,13 +46,12 @@ impl Host {
     pub fn new() -> Self {
         let dir = scratch();
         let program = dir.path().join("cuda-check");
-        sh(&format!(
+        shell!(
             "cc -std=gnu11 -o '{}' '{}' -ldl; chmod 755 '{}'",
             program.display(),
             source("tests/gpu/cuda/cuda-check.c").display(),
             dir.path().display()
-        ))
-        .ok();
+        );
         Self {
             fake: FakeDriver::new(&["--gpus", "2"]),
             _dir: dir,

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{HOOK, run, run_with, scratch, sh};
+use crate::support::{HOOK, assert_says, run, run_with, scratch, shell};
 
 tests! {
     NEEDS => prepare_makes_nodes, cuda_compat, files_of_the_administrator, links_for_development,
@@ -48,10 +48,7 @@ fn prepare_makes_nodes() {
         .map(|line| line.split(' ').nth(1).unwrap())
         .collect();
     assert_eq!(made.len(), 2 + 1 + 1 + 2 + 6, "{said}");
-    assert!(
-        said.contains("made /dev/nvidia1 c 195:1 0:") && said.contains(" 0660\n"),
-        "{said}"
-    );
+    assert_says(&said, &["made /dev/nvidia1 c 195:1 0:", " 0660\n"]);
     // Capabilities have their own owners and modes: the first one repartitions GPUs.
     for cap in [
         "1 c 510:1 0:0 0400",
@@ -59,9 +56,9 @@ fn prepare_makes_nodes() {
         "12 c 510:12 0:0 0444",
         "22 c 510:22 0:0 0444",
     ] {
-        assert!(
-            said.contains(&format!("made /dev/nvidia-caps/nvidia-cap{cap}\n")),
-            "{said}"
+        assert_says(
+            &said,
+            &[&format!("made /dev/nvidia-caps/nvidia-cap{cap}\n")],
         );
     }
     assert_eq!(prepare(), "");
@@ -140,11 +137,8 @@ fn cuda_compat() {
         );
         // After the first run, the host's linker cache does not list the development link.
         std::fs::remove_file(fake.root.join(&LIBDIR[1..]).join("libcuda.so")).ok();
-        sh(&format!("/sbin/ldconfig -r '{}'", fake.root.display())).ok();
-        assert!(
-            found.contains(&format!("{LIBDIR}/libnvidia-ml.so.1")),
-            "{found}"
-        );
+        shell!("/sbin/ldconfig -r '{}'", fake.root.display());
+        assert_says(&found, &[&format!("{LIBDIR}/libnvidia-ml.so.1")]);
     }
     fake.configure("");
     let dir = scratch();
@@ -184,7 +178,7 @@ fn links_for_development() {
             .join(format!("{name}.so.535.183.01"));
         std::fs::copy(crate::hosts::stub(&format!("{name}.so.1"), false), library).unwrap();
     }
-    sh(&format!("/sbin/ldconfig -r '{}'", fake.root.display())).ok();
+    shell!("/sbin/ldconfig -r '{}'", fake.root.display());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let env = [
         "NVIDIA_VISIBLE_DEVICES=all",
@@ -275,11 +269,7 @@ fn files_of_the_administrator() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr.contains("\"/opt/extra/none\"") && ran.stderr.contains("ONH-207"),
-        "{}",
-        ran.stderr
-    );
+    assert_says(&ran.stderr, &["\"/opt/extra/none\"", "ONH-207"]);
     ran.ok();
     assert_eq!(container.exec("cat /opt/extra/extra.conf").ok(), "extra");
     container
@@ -361,11 +351,9 @@ fn one_mig_device() {
     }
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=0:7"]);
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(
-        stderr.contains("\"0:7\"")
-            && stderr.contains("(ONH-030)")
-            && stderr.contains(" 0, 0:0, 0:1, 1, all, none"),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["\"0:7\"", "(ONH-030)", " 0, 0:0, 0:1, 1, all, none"],
     );
 }
 
@@ -378,10 +366,7 @@ fn mig_management_is_for_privileged_containers() {
     ];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(
-        stderr.contains("NVIDIA_MIG_CONFIG_DEVICES=\"all\""),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["NVIDIA_MIG_CONFIG_DEVICES=\"all\""]);
     container.set_privileged_env(&env);
     container.hook(&fake.config).ok();
     let nodes = container.exec("cd /dev/nvidia-caps; echo *").ok();

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::built;
 use crate::driver::FakeDriver;
 use crate::harness::part;
-use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::support::{Need, Ran, run, scratch, sh, shell, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -92,24 +92,18 @@ impl Machine {
     fn replace(&mut self, program: &str, script: &str) {
         let kit = self.dir.path().join("kit");
         if self.kit != kit {
-            sh(&format!(
-                "cp -al '{}' '{}'",
-                self.kit.display(),
-                kit.display()
-            ))
-            .ok();
+            shell!("cp -al '{}' '{}'", self.kit.display(), kit.display());
             self.kit = kit;
         }
         let (path, real) = (
             self.kit.join("bin").join(program),
             self.kit.join("bin").join(format!("{program}.real")),
         );
-        sh(&format!(
+        shell!(
             "mv '{path}' '{real}'; printf '%s\\n' '#!/bin/sh' 'real=\"{real}\"' '{script}' >'{path}'; chmod 755 '{path}'",
             path = path.display(),
             real = real.display()
-        ))
-        .ok();
+        );
     }
 
     /// Runs the checks with the driver root, in a mount namespace that has an empty /run: other tests use the directories of the hook.
@@ -319,7 +313,7 @@ fn without_namespaces() {
 
 fn a_plain_user() {
     let machine = Machine::new(&["--gpus", "1"]);
-    sh(&format!("chmod 777 '{}'", machine.dir.path().display())).ok();
+    shell!("chmod 777 '{}'", machine.dir.path().display());
     let plain = "setpriv --reuid 65534 --regid 65534 --clear-groups";
     let report = machine.run_with_less(&crate::engine::make_searchable(), plain, "");
     let checks = report.checks();
@@ -430,15 +424,14 @@ const FAULTS: &[Fault] = &[
     fault(
         "a libcuda that computes wrong sums",
         |machine| {
-            sh(&format!(
+            shell!(
                 "cp '{dir}'/*.[ch] '{scratch}'; cd '{scratch}'; sed -i 's/a\\[i\\] + b\\[i\\]/a[i]/' cuda.c; \
                  cc -D_DEFAULT_SOURCE -shared -fPIC -Wl,-soname,libcuda.so.1 -o wrong.so cuda.c mps_client.c mps.c compute_mode.c config.c; \
                  cp wrong.so '{root}'/usr/lib/*/libcuda.so.535.183.01",
                 dir = source("tests/fake-driver").display(),
                 scratch = machine.dir.path().display(),
                 root = machine.fake.root.display()
-            ))
-            .ok();
+            );
         },
         &["cuda-host"],
         &["info", "smi"],
@@ -462,11 +455,10 @@ const FAULTS: &[Fault] = &[
     fault(
         "a driver without libcuda",
         |machine| {
-            sh(&format!(
+            shell!(
                 "rm '{root}'/usr/lib/*/libcuda.so*; /sbin/ldconfig -r '{root}'",
                 root = machine.fake.root.display()
-            ))
-            .ok();
+            );
         },
         &["doctor", "files"],
         &["info", "nvml"],
@@ -505,10 +497,7 @@ const FAULTS: &[Fault] = &[
         "a GPU without a UUID in the kernel",
         |machine| {
             let root = machine.fake.root.display();
-            sh(&format!(
-                "sed -i '/GPU UUID/d' '{root}'/proc/driver/nvidia/gpus/*/information"
-            ))
-            .ok();
+            shell!("sed -i '/GPU UUID/d' '{root}'/proc/driver/nvidia/gpus/*/information");
         },
         &["cache"],
         &["info", "cuda"],
@@ -524,11 +513,10 @@ const FAULTS: &[Fault] = &[
     fault(
         "NVML lists more GPUs than the container has",
         |machine| {
-            sh(&format!(
+            shell!(
                 "printf 'count-all\\n' >>'{}'",
                 machine.fake.library().display()
-            ))
-            .ok();
+            );
         },
         &["one-gpu"],
         &["info"],
@@ -537,11 +525,10 @@ const FAULTS: &[Fault] = &[
         "nvidia-smi reports other memory than NVML",
         |machine| {
             let smi = machine.file("usr/bin/nvidia-smi");
-            sh(&format!(
+            shell!(
                 "mv '{smi}' '{smi}.real'; printf '%s\\n' '#!/bin/sh' '\"{smi}.real\" \"$@\" | sed s/81559/40960/' >'{smi}'; chmod 755 '{smi}'",
                 smi = smi.display()
-            ))
-            .ok();
+            );
         },
         &["metrics"],
         &["info"],

@@ -18,7 +18,7 @@ use crate::builds::rebuilt;
 use crate::cdi::{GPU_1, MIG_1};
 use crate::driver::{FakeDriver, NEEDS};
 use crate::json_schema;
-use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Ran, run, run_with, scratch, shell};
 
 tests! {
     NEEDS => whatever_happens_to_a_host;
@@ -137,7 +137,7 @@ impl Host {
     }
 
     fn change(&self, script: &str) {
-        sh(&format!("cd '{}'; {script}", self.fake.root.display())).ok();
+        shell!("cd '{}'; {script}", self.fake.root.display());
     }
 
     fn renumber(&mut self, node: &str) {

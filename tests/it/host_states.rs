@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::CONTAINERS_CONF;
 use crate::harness::part;
-use crate::support::{HOOK, Need, nvml_program, run, scratch, sh, source};
+use crate::support::{HOOK, Need, nvml_program, run, scratch, sh, shell, source};
 use table::State;
 
 tests! {
@@ -68,7 +68,7 @@ impl Host {
         let fake = FakeDriver::new(&["--gpus", "2"]);
         let dir = scratch();
         let root = fake.root.display();
-        sh(&format!(
+        shell!(
             "cd '{root}'; mkdir -p usr/bin usr/share/containers/oci/hooks.d etc/containers/containers.conf.d \
                etc/nvidia-container-runtime; cp '{HOOK}' usr/bin/oci-nvidia-hook; cp '{nvml}' usr/bin; \
              cp '{hooks}/oci-nvidia-hook.json' usr/share/containers/oci/hooks.d; : >etc/nvidia-container-runtime/config.toml; \
@@ -76,8 +76,7 @@ impl Host {
              : >etc/containers/containers.conf",
             hooks = source("hooks.d").display(),
             nvml = nvml_program().display()
-        ))
-        .ok();
+        );
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         Self { fake, image, dir }
     }

@@ -12,7 +12,7 @@ use crate::cdi_containers::with_mounts;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::edit_config;
 use crate::hosts::stub;
-use crate::support::{HOOK, Need, run, scratch, sh};
+use crate::support::{HOOK, Need, assert_says, run, scratch, shell};
 
 tests! {
     NEEDS => one_library_directory, one_library_directory_with_cdi, a_library_that_is_not_whole, a_volume_that_makes_the_directories_one,
@@ -35,10 +35,7 @@ fn host_with_32_bit_libraries() -> FakeDriver {
         std::fs::copy(stub(&format!("{name}.so.1"), true), lib.join(&file)).unwrap();
         std::os::unix::fs::symlink(&file, lib.join(format!("{name}.so.1"))).unwrap();
     }
-    sh(&format!(
-        "printf '/usr/lib64\n/usr/lib\n' >'{root}/etc/ld.so.conf'; /sbin/ldconfig -r '{root}'"
-    ))
-    .ok();
+    shell!("printf '/usr/lib64\n/usr/lib\n' >'{root}/etc/ld.so.conf'; /sbin/ldconfig -r '{root}'");
     fake
 }
 
@@ -72,10 +69,7 @@ fn one_library_directory() {
     ran.ok();
     assert_finds(&container);
     let listed = container.exec("ldconfig -p").ok();
-    assert!(
-        listed.contains("libcuda.so.1 (libc6) => /usr/lib32/"),
-        "{listed}"
-    );
+    assert_says(&listed, &["libcuda.so.1 (libc6) => /usr/lib32/"]);
     container.exec("ldconfig").ok();
     assert_finds(&container);
 }
@@ -160,11 +154,10 @@ fn loaders_without_the_cache() {
 /// they are in another directory than the driver's libraries. This directory may be shared, so what remains is reported.
 fn libraries_of_an_older_driver() {
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
-    sh(&format!(
+    shell!(
         "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
         fake.root.display()
-    ))
-    .ok();
+    );
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -310,14 +303,8 @@ fn a_partial_linker_cache() {
     files.arg("--config").arg(&fake.config);
     let listed = run(files.args(["files", "--libraries"])).ok();
     for name in ["libcuda", "libnvidia-ml", "libnvidia-glcore"] {
-        assert!(
-            listed.contains(&format!("{name}.so.535.183.01")),
-            "{listed}"
-        );
+        assert_says(&listed, &[&format!("{name}.so.535.183.01")]);
     }
     let spec = cdi(&fake, &["generate", "--output", "-"]).ok();
-    assert!(
-        spec.contains("nvidia/current/libcuda.so.535.183.01"),
-        "{spec}"
-    );
+    assert_says(&spec, &["nvidia/current/libcuda.so.535.183.01"]);
 }

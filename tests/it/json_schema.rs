@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::docs::texts;
 use crate::driver::{FakeDriver, NEEDS};
-use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Need, run, run_with, scratch, shell, source};
 
 tests! {
     NEEDS => commands_print_what_it_documents;
@@ -44,11 +44,10 @@ fn hosts() -> [FakeDriver; 3] {
         let failing = failing.replace("gpu minor=2 ", "gpu minor=2 fail-handle=15 ");
         failing.replace("gpu minor=3 ", "# ")
     });
-    sh(&format!(
+    shell!(
         "sed -i 's/GPU Excluded:\t No/GPU Excluded:\t Yes/' '{}'/proc/driver/nvidia/gpus/0000:04:*/information",
         broken.root.display()
-    ))
-    .ok();
+    );
     [
         FakeDriver::new(&["--gpus", "0"]),
         FakeDriver::new(&["--gpus", "2", "--mig", "--drm"]),

@@ -9,7 +9,7 @@ use crate::cdi::{cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, private_dir, scratch, sh, snapshot};
+use crate::support::{HOOK, assert_says, private_dir, scratch, shell, snapshot};
 
 tests! {
     NEEDS => directories_of_the_host_in_cdi, directories_of_the_host_in_config_json, cuda_compat_stays_first,
@@ -254,10 +254,12 @@ fn assert_left_alone(dir: &Path, fake: &FakeDriver, image: &Image, setup: &str) 
     let container = Waiting::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], setup);
     container.hook(&fake.config).ok();
     let text = std::fs::read_to_string(&log).unwrap();
-    assert!(
-        text.contains("will not find the libraries in \"/usr/local/cuda/compat\"")
-            && text.contains("ONH-315"),
-        "{text}"
+    assert_says(
+        &text,
+        &[
+            "will not find the libraries in \"/usr/local/cuda/compat\"",
+            "ONH-315",
+        ],
     );
     assert_eq!(std::fs::read(&conf).unwrap(), before);
     assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
@@ -403,11 +405,10 @@ fn a_container_that_ran_with_another_driver() {
     // Without the fix: the name that the new driver lacks leads to an empty file.
     fake.rebuild(&["--gpus", "1", "--version", "550.54.14"]);
     fake.configure("");
-    sh(&format!(
+    shell!(
         "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
         fake.root.display()
-    ))
-    .ok();
+    );
     let naive = Waiting::start(dir.path(), &dir.path().join("merged"), &[], &overlay);
     let said = naive.exec("probe-dlopen libnvidia-opencl.so.1");
     assert!(said.stdout.contains("file too short"), "{said:?}");

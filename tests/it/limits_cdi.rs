@@ -12,7 +12,7 @@ use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk::link;
-use crate::support::{HOOK, Ran, run, run_with, scratch};
+use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch};
 
 tests! {
     engine::NEEDS => an_outdated_spec_with_runc = an_outdated_spec(Cgroup::AsMounted),
@@ -259,10 +259,7 @@ fn entries_of_nvidias_specs() {
         ran
     };
     let stderr = entry(&limits("deny = [\"1\"]")).failed(1);
-    assert!(
-        stderr.contains("containers may not have this GPU (ONH-032)"),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["containers may not have this GPU (ONH-032)"]);
     let stderr = entry(&limits("deny = [\"H100\"]")).failed(1);
     assert!(stderr.contains("(ONH-005)"), "{stderr}");
     assert_eq!(container.mountinfo(), before);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, nvml_program, run_with, scratch, sh, snapshot};
+use crate::support::{HOOK, Need, assert_says, nvml_program, run_with, scratch, sh, shell, snapshot};
 
 const NEEDS_STRACE: &[Need] = &[
     Need::Root,
@@ -53,11 +53,11 @@ fn the_driver_works_in_the_container() {
     );
     assert!(loaded.ok().lines().all(|line| line.contains(": ok ")));
     let cache = container.exec("ldconfig -p").ok();
-    assert!(
-        cache.contains(&format!(
+    assert_says(
+        &cache,
+        &[&format!(
             "libcuda.so.1 (libc6,x86-64) => {LIBDIR}/libcuda.so.1"
-        )),
-        "{cache}"
+        )],
     );
     for (link, text) in [
         ("libcuda.so.1", "libcuda.so.535.183.01"),
@@ -332,11 +332,10 @@ fn all_gpus_have_one_mount() {
     assert_eq!(seen("0,2"), (2, 2));
     let exclude =
         "sed -i 's/GPU Excluded:\t No/GPU Excluded:\t Yes/' \"$(ls -d */ | tail -n 1)information\"";
-    sh(&format!(
+    shell!(
         "cd '{}/proc/driver/nvidia/gpus'; {exclude}",
         fake.root.display()
-    ))
-    .ok();
+    );
     fake.set_nvml(|old| {
         old.lines()
             .filter(|line| !line.contains("minor=2"))
@@ -446,10 +445,9 @@ fn descriptions_that_images_write() {
     ];
     let container = Waiting::start(&dir.path().join("large"), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr.contains("warning: cannot copy ")
-            && ran.stderr.contains(": larger than 1 MiB ("),
-        "{ran:?}"
+    assert_says(
+        &ran.stderr,
+        &["warning: cannot copy ", ": larger than 1 MiB ("],
     );
     ran.ok();
 }
@@ -493,11 +491,9 @@ fn a_failing_step_leaves_nothing() {
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let mounts = container.mountinfo();
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(
-        stderr.contains("cannot link")
-            && stderr.contains("libcuda.so\"")
-            && stderr.contains("(ONH-046)\nhint: "),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["cannot link", "libcuda.so\"", "(ONH-046)\nhint: "],
     );
     assert_eq!(snapshot(&image.rootfs), before);
     assert_eq!(container.mountinfo(), mounts);
@@ -528,11 +524,7 @@ fn a_failing_gpu_does_not_stop_the_others() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr.contains("warning: GPU 1: nvmlDeviceGet"),
-        "{}",
-        ran.stderr
-    );
+    assert_says(&ran.stderr, &["warning: GPU 1: nvmlDeviceGet"]);
     ran.ok();
     assert_eq!(
         container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
@@ -564,10 +556,7 @@ fn none_or_sixteen_gpus_and_a_slow_driver() {
 
     let fake = FakeDriver::new(&["--gpus", "0"]);
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(
-        stderr.contains("the driver finds no GPU (ONH-031)"),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["the driver finds no GPU (ONH-031)"]);
 }
 
 /// A host like openSUSE, an image like Debian: they have libraries in different directories.
@@ -609,12 +598,12 @@ fn linker_caches_that_are_missing_or_stale() {
         .join("libnvidia-opencl.so.535.183.01");
     std::fs::remove_file(opencl).unwrap();
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr
-            .contains("lists files that do not exist: \"libnvidia-opencl.so.1\" at")
-            && ran.stderr.contains("ONH-202"),
-        "{}",
-        ran.stderr
+    assert_says(
+        &ran.stderr,
+        &[
+            "lists files that do not exist: \"libnvidia-opencl.so.1\" at",
+            "ONH-202",
+        ],
     );
     ran.ok();
     container.exec("probe-dlopen libcuda.so.1").ok();
@@ -626,11 +615,7 @@ fn optional_things_do_not_stop_a_container() {
     std::fs::create_dir(image.rootfs.join("usr/bin/nvidia-debugdump")).unwrap();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr.contains("nvidia-debugdump") && ran.stderr.contains("ONH-303"),
-        "{}",
-        ran.stderr
-    );
+    assert_says(&ran.stderr, &["nvidia-debugdump", "ONH-303"]);
     ran.ok();
     container.exec("nvidia-smi").ok();
 }

@@ -12,7 +12,7 @@ use crate::cdi::{GPU_0, cdi};
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, Podman};
-use crate::support::{Ran, scratch, sh, source};
+use crate::support::{Ran, assert_says, scratch, shell, source};
 
 tests! {
     NEEDS => by_variable, by_cdi_name, several_gpus, daemons_that_are_not_ready;
@@ -46,13 +46,12 @@ impl SharedGpu {
         let lock = File::create(directory.join(mps::LOCK)).unwrap();
         mps::lock(&lock).unwrap();
         let programs = scratch();
-        sh(&format!(
+        shell!(
             "cc -std=gnu11 -o '{}' '{}' -ldl; chmod 755 '{0}' '{}'",
             programs.path().join("cuda-check").display(),
             source("tests/gpu/cuda/cuda-check.c").display(),
             programs.path().display(),
-        ))
-        .ok();
+        );
         let shared = Self {
             daemon: start_daemon(&fake, &directory),
             fake,
@@ -201,11 +200,9 @@ fn several_gpus() {
     let both = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=all"], "true");
     let refused = run_in(&podman, "", &both);
     assert_ne!(refused.code, Some(0));
-    assert!(
-        refused
-            .stderr
-            .contains("GPU 0 is shared through MPS, and the container requests 2 GPUs (ONH-057)"),
-        "{refused:?}"
+    assert_says(
+        &refused.stderr,
+        &["GPU 0 is shared through MPS, and the container requests 2 GPUs (ONH-057)"],
     );
     let monitor = shared.container(
         &[
@@ -229,10 +226,7 @@ fn daemons_that_are_not_ready() {
         assert_ne!(ran.code, Some(0), "{why}");
         let expected = format!("the MPS daemon of GPU 0 is not ready: {why} (ONH-056)");
         assert!(ran.stderr.contains(&expected), "{expected}: {ran:?}");
-        assert!(
-            ran.stderr.contains(&format!("oci-nvidia-mps@{GPU_0}")),
-            "{ran:?}"
-        );
+        assert_says(&ran.stderr, &[&format!("oci-nvidia-mps@{GPU_0}")]);
     };
     shared.write("starting");
     fails("it is starting or stopping");

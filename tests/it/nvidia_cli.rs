@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source};
 
 const HOST: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
 const RUNC: &[Need] = &[
@@ -63,7 +63,7 @@ fn host() -> FakeDriver {
         std::fs::create_dir_all(library.parent().unwrap()).unwrap();
         std::fs::copy(crate::hosts::stub(soname, true), library).unwrap();
     }
-    sh(&format!(
+    shell!(
         "cd '{root}'; echo /usr/lib >>etc/ld.so.conf; /sbin/ldconfig -r .; \
          mkdir -p opt/nvidia etc/alternatives run/nvidia-persistenced run/nvidia-fabricmanager tmp/nvidia-mps var; \
          mv usr/bin/nvidia-smi opt/nvidia; ln -s /opt/nvidia/nvidia-smi etc/alternatives/nvidia-smi; \
@@ -71,8 +71,7 @@ fn host() -> FakeDriver {
          mkdir -p lib/firmware/nvidia/{version} usr/share/glvnd/egl_vendor.d; \
          touch lib/firmware/nvidia/{version}/gsp_ga10x.bin lib/firmware/nvidia/{version}/gsp_tu10x.bin \
            usr/share/glvnd/egl_vendor.d/10_nvidia.json"
-    ))
-    .ok();
+    );
     for daemon in ["persistenced", "fabricmanager"] {
         let path = fake.root.join(format!("run/nvidia-{daemon}/socket"));
         let kind = rustix::fs::FileType::Socket;
@@ -226,20 +225,16 @@ fn list_of_a_mig_host() {
         );
     }
     let stderr = cli(&fake.root, &["list", "-d", "0:1", "--mig-config=all"]).failed(1);
-    assert!(
-        stderr.contains("cannot be combined with selected MIG devices"),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["cannot be combined with selected MIG devices"]);
 }
 
 /// Libraries of a driver that is newer than this program, of both architectures, are listed and reported.
 fn list_names_what_it_does_not_know() {
     let fake = host();
     let root = fake.root.display();
-    sh(&format!(
+    shell!(
         "cd '{root}'; for dir in usr/lib usr/lib64; do cp $dir/libcuda.so.535.183.01 $dir/libnvidia-later.so.535.183.01; done"
-    ))
-    .ok();
+    );
     let ours = |options: &[&str]| {
         let mut files = Command::new(HOOK);
         run(files
@@ -261,10 +256,7 @@ fn list_names_what_it_does_not_know() {
             ran.stdout.lines().all(|line| line.starts_with('/')),
             "{ran:?}"
         );
-        assert!(
-            ran.stdout.contains("/libnvidia-later.so.535.183.01\n"),
-            "{ran:?}"
-        );
+        assert_says(&ran.stdout, &["/libnvidia-later.so.535.183.01\n"]);
     }
     assert_eq!(ours(&["--binaries"]).stderr, "", "no libraries are listed");
     let items = json_schema::part("files", &ours(&["--json"]).stdout, "files");
@@ -343,10 +335,7 @@ fn a_broken_gpu() {
         "{labels}"
     );
     assert!(labels.contains("\nNot usable:"), "{labels}");
-    assert!(
-        csv.stderr.contains("warning: ") && csv.stderr.contains("ONH-217"),
-        "{csv:?}"
-    );
+    assert_says(&csv.stderr, &["warning: ", "ONH-217"]);
     assert_eq!(csv.ok().lines().count(), 5);
 }
 
@@ -359,11 +348,10 @@ fn a_plain_user() {
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     std::fs::copy(HOOK, fake.root.join("usr/bin/nvidia-container-cli")).unwrap();
     copy_nvml_program(&fake.root.join("usr/bin"));
-    sh(&format!(
+    shell!(
         "mknod -m 666 '{}' c 1 3",
         fake.root.join("dev/null").display()
-    ))
-    .ok();
+    );
     let host = dir.path().join("host");
     std::fs::create_dir(&host).unwrap();
     let as_user = |arguments: &str| {
@@ -383,10 +371,7 @@ fn a_plain_user() {
     );
     // The process lacks the permissions for entering a container.
     let stderr = as_user("configure --device=0 --pid=1 /x").failed(1);
-    assert!(
-        stderr.contains("cannot open the container of process 1"),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["cannot open the container of process 1"]);
 }
 
 /// `-k`: as root, nodes are created before the driver is asked.
@@ -403,10 +388,7 @@ fn modules_first() {
         &fake.root,
         &["-k", "--debug=/dev/stderr", "list", "--device", "all"],
     );
-    assert!(
-        said.stderr.contains("note: ") && said.stderr.contains("made /dev/nvidia0"),
-        "{said:?}"
-    );
+    assert_says(&said.stderr, &["note: ", "made /dev/nvidia0"]);
     assert!(said.ok().contains("/dev/nvidia1\n"));
     cli(&fake.root, &list).ok();
 }
@@ -536,10 +518,7 @@ fn configure_by_pid() {
         ("", "", Some(0))
     );
     let seen = container.exec(SEES_GPU_1).ok();
-    assert!(
-        seen.contains("GPU 0: ") && seen.contains("GPU-51eed001"),
-        "{seen}"
-    );
+    assert_says(&seen, &["GPU 0: ", "GPU-51eed001"]);
     assert!(
         container
             .exec("ls /proc/driver/nvidia/gpus")
@@ -602,10 +581,7 @@ fn configure_as_enroot_does() {
         "-euc",
         &script,
     ]));
-    assert!(
-        ran.stderr.contains("note: process ") && ran.stderr.contains("injected "),
-        "{ran:?}"
-    );
+    assert_says(&ran.stderr, &["note: process ", "injected "]);
     let seen = ran.ok();
     assert!(seen.contains("GPU-51eed001"), "{seen}");
 }
@@ -678,8 +654,5 @@ fn configure_gives_access() {
         .ok();
     assert!(seen.contains("GPU-51eed001"), "{seen}");
     // No driver has the number: the kernel returns ENXIO to processes that may open the node, and EPERM to others.
-    assert!(
-        seen.contains("/dev/nvidia1: ENXIO") && seen.contains("/tmp/other: EPERM"),
-        "{seen}"
-    );
+    assert_says(&seen, &["/dev/nvidia1: ENXIO", "/tmp/other: EPERM"]);
 }

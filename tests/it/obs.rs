@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{Need, run, scratch, source};
+use crate::support::{Need, assert_says, run, scratch, source};
 
 tests! {
     &[] => the_folder_is_current;
@@ -62,10 +62,7 @@ fn the_spec_builds_what_make_rpm_builds() {
         .split("\n%p")
         .next()
         .unwrap();
-    assert!(
-        check.contains("auditable; fi && CARGO_INCREMENTAL=0") && check.contains("test"),
-        "{check}"
-    );
+    assert_says(check, &["auditable; fi && CARGO_INCREMENTAL=0", "test"]);
     // openSUSE and Fedora enable and start units themselves. Only an upgrade starts the enabled unit that writes the spec.
     assert!(!of_obs.contains(".preset"), "{of_obs}");
     assert_eq!(of_obs.matches("systemctl start").count(), 1, "{of_obs}");

@@ -11,7 +11,7 @@ use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::edit_config::video;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, fingerprint, run, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, fingerprint, run, run_with, scratch};
 
 const NEEDS_CRUN: &[Need] = &[
     Need::Root,
@@ -351,10 +351,7 @@ fn where_none_can_be_created() {
         let ran = container.call(command.args(&hook[1..]), &fake.config);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert_eq!(ran.stderr.matches("ONH-219").count(), 1, "{ran:?}");
-        assert!(
-            ran.stderr.contains(&format!("--group-add {}", video())),
-            "{ran:?}"
-        );
+        assert_says(&ran.stderr, &[&format!("--group-add {}", video())]);
         let mut plan = Command::new(HOOK);
         plan.arg("--config")
             .arg(&fake.config)
@@ -370,9 +367,9 @@ fn where_none_can_be_created() {
             "660 video\n"
         );
         let why = run(Command::new(HOOK).args(["why", "waiting"]).env_clear()).ok();
-        assert!(
-            why.contains("but its process cannot open the device nodes: injected"),
-            "{why}"
+        assert_says(
+            &why,
+            &["but its process cannot open the device nodes: injected"],
         );
     }
 }

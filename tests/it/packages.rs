@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::ldconfig::{LIST, LOOK, cdi_container, edited_container};
-use crate::support::{Need, run, scratch, sh};
+use crate::support::{Need, run, scratch, shell};
 
 const DPKG: &[Need] = &[
     Need::Root,
@@ -83,15 +83,14 @@ fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
         image.rootfs.display(),
         dir.path().display()
     );
-    sh(&format!(
+    shell!(
         "{words} echo 'int mine;' | cc -shared -o $top/libmine.so.1 -Wl,-soname,libmine.so.1 -x c -"
-    ))
-    .ok();
+    );
     for number in [1, 2] {
         match manager {
-            Manager::Dpkg if number == 1 => sh(&format!("{words} n=1\n{DPKG_ROOT}{DEB}")).ok(),
-            Manager::Dpkg => sh(&format!("{words} n={number}\n{DEB}")).ok(),
-            Manager::Rpm => sh(&format!("{words} n={number}\n{RPM_SPEC}")).ok(),
+            Manager::Dpkg if number == 1 => shell!("{words} n=1\n{DPKG_ROOT}{DEB}"),
+            Manager::Dpkg => shell!("{words} n={number}\n{DEB}"),
+            Manager::Rpm => shell!("{words} n={number}\n{RPM_SPEC}"),
         };
     }
     let container = make(dir.path(), &fake, &image.rootfs);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_V2, Podman};
-use crate::support::{HOOK, Ran, source};
+use crate::support::{HOOK, Ran, assert_says, source};
 
 tests! {
     NEEDS => the_host, the_request, config, what_stops_them_and_not_us;
@@ -124,10 +124,7 @@ fn config() {
         ALL[0]
     );
     let shown = case.podman.shell(Cgroup::AsMounted, &script).ok();
-    assert!(
-        shown.contains("ONH-101 warning: ") && shown.contains("no-cgroups"),
-        "{shown}"
-    );
+    assert_says(&shown, &["ONH-101 warning: ", "no-cgroups"]);
     assert_beside_theirs("ONH-101");
 }
 

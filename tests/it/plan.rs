@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::golden;
 use crate::hostile::{NEEDS_FUSE, blocking};
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, assert_says, run, run_with, scratch, shell};
 use crate::why::isolated;
 
 tests! {
@@ -102,16 +102,13 @@ fn nothing_to_plan() {
     for stdin in ["", " \n"] {
         let stderr = plan(&[], stdin).failed(2);
         assert!(stderr.contains("stdin is empty (ONH-002)\n"), "{stderr}");
-        assert!(
-            stderr.contains("\nhint: run \"oci-nvidia-hook plan CONTAINER\", or "),
-            "{stderr}"
+        assert_says(
+            &stderr,
+            &["\nhint: run \"oci-nvidia-hook plan CONTAINER\", or "],
         );
     }
     let stderr = run(Command::new(HOOK).arg("plan").env_clear()).failed(2);
-    assert!(
-        stderr.contains("CONTAINER or - is missing (ONH-002)\nhint: "),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["CONTAINER or - is missing (ONH-002)\nhint: "]);
     for stdin in ["hello", "3", "{}", r#"{"id":"c"}"#, r#"{"process":"#] {
         let ran = plan(&[], stdin);
         let text = &ran.stdout;
@@ -156,21 +153,23 @@ fn a_container_by_its_name() {
     let stderr = plan("c").failed(1);
     assert!(stderr.contains("c1-main, c2 (ONH-053)\nhint: "), "{stderr}");
     let stderr = plan("n/p").failed(1);
-    assert!(
-        stderr.contains("\"n/p\" has several containers (ONH-053)\nhint: give one of n/p/c"),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["\"n/p\" has several containers (ONH-053)\nhint: give one of n/p/c"],
     );
     let stderr = plan("web").failed(1);
-    assert!(
-        stderr.contains("unknown container or pod \"web\" (ONH-053)\nhint: "),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["unknown container or pod \"web\" (ONH-053)\nhint: "],
     );
     fs::remove_file(dir.path().join("c2/config.json")).unwrap();
     let stderr = plan("c2").failed(1);
-    assert!(
-        stderr.contains("config.json of container \"c2\" is missing: ")
-            && stderr.contains("hook why c2\"\n"),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &[
+            "config.json of container \"c2\" is missing: ",
+            "hook why c2\"\n",
+        ],
     );
 }
 
@@ -255,7 +254,7 @@ fn what_a_person_reads() {
 /// that file decide what "why" and "status" answer.
 fn with_a_hook_file(dir: &Path, fake: &FakeDriver) {
     let node = fake.root.join("dev/gdrdrv");
-    sh(&format!("mknod '{}' c 506 0", node.display())).ok();
+    shell!("mknod '{}' c 506 0", node.display());
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
     let text = fs::read_to_string(&fake.config).unwrap();
     let text = format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{text}");

@@ -2,7 +2,7 @@
 
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
-use crate::support::private_dir;
+use crate::support::{assert_says, private_dir};
 
 // The first four also run on old kernels (main.rs).
 tests! {
@@ -147,10 +147,7 @@ fn privileged_containers_are_left_their_access() {
         let mut arguments = arguments.to_vec();
         arguments.push("nvidia-smi -L; mknod /tmp/other c 195 9; probe-open /tmp/other");
         let text = Podman::shared().run(cgroup, &arguments).ok();
-        assert!(
-            text.contains("GPU 0: ") && text.contains("/tmp/other: ENXIO"),
-            "{text}"
-        );
+        assert_says(&text, &["GPU 0: ", "/tmp/other: ENXIO"]);
     }
 }
 
@@ -169,9 +166,9 @@ fn a_build_that_writes_its_own_icd() {
         podman.hooks.display()
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
-    assert!(
-        text.contains("GPU 0: ") && text.contains("\nlibnvidia-opencl.so.1\na-later-step\n"),
-        "{text}"
+    assert_says(
+        &text,
+        &["GPU 0: ", "\nlibnvidia-opencl.so.1\na-later-step\n"],
     );
 }
 
@@ -282,10 +279,7 @@ fn containers_with_a_user_namespace() {
     // Separate storage: another podman that starts at the same time removes other users' permission for the vfs directory.
     let podman = Podman::with_image();
     let text = podman.run(Cgroup::AsMounted, &arguments).ok();
-    assert!(
-        text.contains("GPU 1: ") && text.contains("\n0:0:644\n"),
-        "{text}"
-    );
+    assert_says(&text, &["GPU 1: ", "\n0:0:644\n"]);
 }
 
 fn crun() {

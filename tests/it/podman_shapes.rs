@@ -9,7 +9,7 @@ use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source};
 
 pub const NEEDS_USER: &[Need] = &[
     Need::Root,
@@ -130,9 +130,9 @@ fn the_hosts_dev_is_left_alone() {
             "{cgroup:?} {volume}: {text}"
         );
         if matches!(cgroup, Cgroup::AsMounted) {
-            assert!(
-                text.contains("(ONH-047)\nhint: run \"oci-nvidia-hook prepare --root /\""),
-                "{text}"
+            assert_says(
+                &text,
+                &["(ONH-047)\nhint: run \"oci-nvidia-hook prepare --root /\""],
             );
         }
     }
@@ -144,8 +144,9 @@ fn read_only_rootfs() {
     let image = Image::new(&podman.dir.path().join("old"), &["--layout", "debian"]);
     let rootfs = image.rootfs.display().to_string();
     // podman itself needs these paths.
-    sh(&format!("cd '{rootfs}'; mkdir -p run/secrets var/tmp; ln -s /proc/mounts etc/mtab; touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv"))
-        .ok();
+    shell!(
+        "cd '{rootfs}'; mkdir -p run/secrets var/tmp; ln -s /proc/mounts etc/mtab; touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv"
+    );
     let before = crate::support::snapshot(&image.rootfs);
     // An overlay without an upper layer. (crun makes a rootfs that is a read-only bind mount writable again.)
     let (empty, read_only) = (
@@ -233,16 +234,12 @@ impl User {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = dir.path().display();
-        sh(&format!(
-            "useradd --home-dir '{path}/home' --create-home --groups video {name}"
-        ))
-        .ok();
+        shell!("useradd --home-dir '{path}/home' --create-home --groups video {name}");
         let user = Self { name, dir };
         let name = &user.name;
-        sh(&format!(
+        shell!(
             "grep -q '^{name}:' /etc/subuid || usermod --add-subuids 900000-965535 --add-subgids 900000-965535 {name}"
-        ))
-        .ok();
+        );
         user
     }
 
@@ -273,12 +270,11 @@ impl User {
         );
         std::fs::write(self.path("config.toml"), config).unwrap();
         std::fs::write(self.path("containers.conf"), CONTAINERS_CONF).unwrap();
-        sh(&format!(
+        shell!(
             "install -d -o {0} -m 0700 '{1}'",
             self.name,
             self.path("run")
-        ))
-        .ok();
+        );
     }
 
     /// Installs a hook file of the packages as the only one.
@@ -367,7 +363,7 @@ fn rootless() {
         // Podman without a log driver can lose the output of a container that ends before podman has attached to it, so
         // the container writes its output to a file. Its user can be any in the user namespace.
         let out = user.path("out");
-        sh(&format!("rm -rf '{out}'; install -d -m 0777 '{out}'")).ok();
+        shell!("rm -rf '{out}'; install -d -m 0777 '{out}'");
         let arguments = format!(
             "run --rm --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=1 -v '{out}:/out' {shape} {IMAGE} \
              sh -euc '{{ {WORKS}; }} >/out/stdout'"
@@ -412,13 +408,10 @@ fn rootless() {
         assert!(!std::path::Path::new("/dev/nvidiactl").exists());
     }
     // The error for a user who may not open the devices names the missing group.
-    sh(&format!("chmod 0600 '{}'/dev/nvidia*", user.path("driver"))).ok();
+    shell!("chmod 0600 '{}'/dev/nvidia*", user.path("driver"));
     let ran = user.podman(&format!(
         "run --rm --network=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true"
     ));
     assert_ne!(ran.code, Some(0));
-    assert!(
-        ran.stderr.contains("(ONH-019)") && ran.stderr.contains("hint: "),
-        "{ran:?}"
-    );
+    assert_says(&ran.stderr, &["(ONH-019)", "hint: "]);
 }

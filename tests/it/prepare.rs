@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, nvml_program, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, assert_says, nvml_program, run_with, scratch, sh, shell};
 
 tests! {
     NEEDS => what_a_request_needs_is_made, what_is_made_is_explained, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
@@ -33,12 +33,11 @@ impl Host {
     fn new(arguments: &[&str]) -> Self {
         let (fake, kept) = (FakeDriver::new(arguments), scratch());
         let (root, dir) = (fake.root.display(), kept.path().display());
-        sh(&format!(
+        shell!(
             "mv '{root}/dev' '{root}/proc' '{dir}'; mkdir -p '{root}/sys/module/nvidia_modeset' '{dir}/dev/char'; \
              mknod -m 666 '{dir}/dev/null' c 1 3; \
              for node in nvidiactl:195:255 nvidia-uvm:511:0; do ln -s ../${{node%%:*}} '{dir}/dev/char/'${{node#*:}}; done"
-        ))
-        .ok();
+        );
         Self { fake, kept }
     }
 
@@ -47,7 +46,7 @@ impl Host {
     }
 
     fn remove(&self, names: &str) -> &Self {
-        sh(&format!("cd '{}'; rm -r {names}", self.dev("").display())).ok();
+        shell!("cd '{}'; rm -r {names}", self.dev("").display());
         self
     }
 
@@ -101,8 +100,7 @@ impl Host {
 }
 
 fn mode(path: &Path) -> String {
-    sh(&format!("stat -c '%a %U:%G %t:%T' '{}'", path.display()))
-        .ok()
+    shell!("stat -c '%a %U:%G %t:%T' '{}'", path.display())
         .trim()
         .to_owned()
 }
@@ -136,7 +134,7 @@ fn what_a_request_needs_is_made() {
     // A node that NVML cannot open is repaired like a missing one, also if it is the only one.
     for wrong in ["chmod 0", "chown 1000:1000"] {
         let node = host.dev("nvidia1");
-        sh(&format!("chmod 600 '{0}'; {wrong} '{0}'", node.display())).ok();
+        shell!("chmod 600 '{0}'; {wrong} '{0}'", node.display());
         let (ran, listed) = host.container(&[ALL], "nvidia-smi -L");
         assert_eq!((ran.ok().as_str(), &listed), ("", &usual), "{wrong}");
         assert_eq!(mode(&node), "660 root:video c3:1", "{wrong}");
@@ -159,15 +157,15 @@ fn what_a_request_needs_is_made() {
         .fake
         .configure("[features]\ndisable-imex-channel-creation = true\n");
     let stderr = host.container(&imex, "").0.failed(1);
-    assert!(
-        stderr.contains(&format!(
+    assert_says(
+        &stderr,
+        &[&format!(
             "\"/dev/{channel}\" is missing below \"/\" (ONH-021)"
-        )),
-        "{stderr}"
+        )],
     );
-    assert!(
-        stderr.contains("hint: run \"oci-nvidia-hook prepare --imex-channel 7\""),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["hint: run \"oci-nvidia-hook prepare --imex-channel 7\""],
     );
     assert!(
         host.prepare(&["--imex-channel", "7"])
@@ -204,13 +202,13 @@ fn what_a_request_needs_is_made() {
             .container(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")], "")
             .0
             .failed(1);
-        assert!(
-            stderr.contains("\"/dev/nvidia-caps/nvidia-cap12\", ") && stderr.contains("(ONH-021)"),
-            "{stderr}"
+        assert_says(
+            &stderr,
+            &["\"/dev/nvidia-caps/nvidia-cap12\", ", "(ONH-021)"],
         );
-        assert!(
-            stderr.contains("\nhint: run \"oci-nvidia-hook prepare\" as root on the host\n"),
-            "{stderr}"
+        assert_says(
+            &stderr,
+            &["\nhint: run \"oci-nvidia-hook prepare\" as root on the host\n"],
         );
     }
     host.fake.configure("");
@@ -254,11 +252,11 @@ fn what_is_made_is_explained() {
             shown.starts_with("the hook would set up the container: "),
             "{missing}: {shown}"
         );
-        assert!(
-            shown.contains(&format!(
+        assert_says(
+            &shown,
+            &[&format!(
                 "\non the host: create /dev/{missing} c {number}\n"
-            )),
-            "{shown}"
+            )],
         );
         let is_known = !shown.contains("NVML answers only after that");
         assert!(
@@ -282,14 +280,11 @@ fn what_is_made_is_explained() {
     let host = Host::new(&["--gpus", "1", "--mig"]);
     host.remove("nvidia-caps");
     let shown = of(&host, &["NVIDIA_VISIBLE_DEVICES=0:0"]).ok();
-    assert!(
-        shown.contains("; it would first prepare the host, and NVML answers only after that\n"),
-        "{shown}"
+    assert_says(
+        &shown,
+        &["; it would first prepare the host, and NVML answers only after that\n"],
     );
-    assert!(
-        shown.contains("create /dev/nvidia-caps/nvidia-cap12 c "),
-        "{shown}"
-    );
+    assert_says(&shown, &["create /dev/nvidia-caps/nvidia-cap12 c "]);
 }
 
 /// NVML lists the other MIG device under the index of this one. Each mode reports that.
@@ -318,12 +313,9 @@ fn a_mig_device_without_its_node(host: &Host) {
         "an index may name another MIG device: {}",
         generated.stdout
     );
-    assert!(
-        generated
-            .stdout
-            .contains("MIG-51eed000-0002-4000-8000-0000fa4e0002"),
-        "{}",
-        generated.stdout
+    assert_says(
+        &generated.stdout,
+        &["MIG-51eed000-0002-4000-8000-0000fa4e0002"],
     );
     for ran in [ran, edited, generated] {
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -371,11 +363,7 @@ fn nothing_more_is_made() {
         .ok();
     assert!(!host.dev("nvidia1").exists(), "no GPU is requested");
     // A node that NVML can open is not changed as long as none is missing.
-    sh(&format!(
-        "mknod -m 606 '{}' c 195 1",
-        host.dev("nvidia1").display()
-    ))
-    .ok();
+    shell!("mknod -m 606 '{}' c 195 1", host.dev("nvidia1").display());
     host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true").0.ok();
     assert_eq!(mode(&host.dev("nvidia1")), "606 root:root c3:1");
     assert!(!host.dev("nvidia-caps-imex-channels").exists());
@@ -422,7 +410,7 @@ fn one_number_and_one_command() {
         host.prepare(&[]).ok(),
         "created the link /dev/char/195:1 to /dev/nvidia1\n"
     );
-    sh(&format!("chmod 600 '{}'", host.dev("nvidia1").display())).ok();
+    shell!("chmod 600 '{}'", host.dev("nvidia1").display());
     assert!(
         host.prepare(&[])
             .ok()
@@ -450,17 +438,15 @@ fn failures_are_reported() {
         b"",
     );
     let stderr = ran.failed(1);
-    assert!(
-        stderr
-            .contains("cannot make the device node \"/dev/nvidia0\": read-only file system (EROFS) (ONH-021)\nhint: "),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &[
+            "cannot make the device node \"/dev/nvidia0\": read-only file system (EROFS) (ONH-021)\nhint: ",
+        ],
     );
 
     let stderr = host.prepare(&["--imex-channel", "2048"]).failed(1);
-    assert!(
-        stderr.contains("2048 of them (ONH-021)\nhint: "),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["2048 of them (ONH-021)\nhint: "]);
     assert!(
         host.dev("nvidia0").exists(),
         "a failure does not stop the rest"
@@ -474,15 +460,13 @@ fn failures_are_reported() {
         "the administrator's nodes are unchanged"
     );
     let stderr = host.remove("nvidia0").prepare(&[]).failed(1);
-    assert!(
-        stderr.contains(
-            "leaves its device nodes to the administrator (ModifyDeviceFiles: 0) (ONH-021)"
-        ),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["leaves its device nodes to the administrator (ModifyDeviceFiles: 0) (ONH-021)"],
     );
-    assert!(
-        stderr.contains("\nhint: run \"mknod -m 660 /dev/nvidia0 c 195 0\" as root\n"),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["\nhint: run \"mknod -m 660 /dev/nvidia0 c 195 0\" as root\n"],
     );
 }
 
@@ -499,12 +483,11 @@ fn a_plain_user_reads_what_root_has_to_do() {
     // The program, the libraries and config.toml, at paths that the user can read.
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = place.path().display();
-    sh(&format!(
+    shell!(
         "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp '{nvml}' '{path}'; cp -a '{}' '{path}/root'",
         host.fake.root.display(),
         nvml = nvml_program().display()
-    ))
-    .ok();
+    );
     let (program, config) = (format!("{path}/hook"), format!("{path}/config.toml"));
     std::fs::write(
         &config,
@@ -526,22 +509,12 @@ fn a_plain_user_reads_what_root_has_to_do() {
     let unnamed =
         "as root: groupadd -g 4321 gpu4321 && usermod -aG gpu4321 nobody, and log in again";
     for (group, hint) in [("video", named), ("4321", unnamed)] {
-        sh(&format!(
-            "chgrp {group} '{}'/nvidia*",
-            host.dev("").display()
-        ))
-        .ok();
+        shell!("chgrp {group} '{}'/nvidia*", host.dev("").display());
         let stderr = call(&[], "info").failed(1);
         assert!(stderr.contains("(ONH-019)"), "{stderr}");
-        assert!(
-            stderr.contains(&format!("(ONH-019)\nhint: {hint}\n")),
-            "{stderr}"
-        );
+        assert_says(&stderr, &[&format!("(ONH-019)\nhint: {hint}\n")]);
         let doctor = call(&[], "doctor").stdout;
-        assert!(
-            doctor.contains("user nobody cannot open \"/dev/nvidiactl\""),
-            "{doctor}"
-        );
+        assert_says(&doctor, &["user nobody cannot open \"/dev/nvidiactl\""]);
         assert!(doctor.contains(&format!("fix: {hint}\n")), "{doctor}");
         assert!(
             doctor.contains("(ONH-211)") && !doctor.contains("ONH-019"),
@@ -552,15 +525,9 @@ fn a_plain_user_reads_what_root_has_to_do() {
     let stderr = call(&["unshare", "-Ur"], "info").failed(1);
     let hint = "as root: usermod -aG video nobody, and log in again; rootless containers then need crun and \
                 \"--group-add keep-groups\"\n";
-    assert!(
-        stderr.contains(&format!("(ONH-019)\nhint: {hint}")),
-        "{stderr}"
-    );
+    assert_says(&stderr, &[&format!("(ONH-019)\nhint: {hint}")]);
     let doctor = call(&[], "doctor");
-    assert!(
-        doctor.stdout.contains("fix: as root: groupadd"),
-        "{doctor:?}"
-    );
+    assert_says(&doctor.stdout, &["fix: as root: groupadd"]);
 }
 
 /// One fault is one finding, with the one command that fixes it.

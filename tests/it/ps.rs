@@ -10,7 +10,7 @@ use crate::driver::{FakeDriver, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::golden;
 use crate::json_schema;
-use crate::support::{HOOK, Need, run, scratch};
+use crate::support::{HOOK, Need, assert_says, run, scratch};
 
 tests! {
     engine::NEEDS => containers_of_podman, gpus_from_cdi;
@@ -331,11 +331,12 @@ fn processes_of_an_older_driver() {
     );
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     let ran = ps(&["--json"]);
-    assert!(
-        ran.stderr
-            .contains("warning: cannot list the processes on GPU 1: ")
-            && ran.stderr.contains("gpu is lost"),
-        "{ran:?}"
+    assert_says(
+        &ran.stderr,
+        &[
+            "warning: cannot list the processes on GPU 1: ",
+            "gpu is lost",
+        ],
     );
     let document = ran.ok();
     let web = named(&document, "web").remove(0);

@@ -13,7 +13,7 @@ use crate::built;
 use crate::docs::{command_lines, is_test};
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
-use crate::support::{Need, Ran, run, sh, source};
+use crate::support::{Need, Ran, run, sh, shell, source};
 use crate::zypper::CUDA_IMAGE;
 
 const HOSTS: &[Need] = &[
@@ -190,11 +190,10 @@ impl Shared {
             .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver"));
         run(make.args(driver).args(["--dev-group", "video"])).ok();
         Image::new(shared.dir.path(), &["--layout", "debian"]);
-        sh(&format!(
+        shell!(
             "cd '{}'; tar -C image -cf image.tar .",
             shared.dir.path().display()
-        ))
-        .ok();
+        );
         // The directory in which commands run, with the contents of a clone.
         let clone = shared.path("clone");
         std::fs::create_dir(&clone).unwrap();

@@ -11,7 +11,7 @@ use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch};
 use crate::why::{isolated, why};
 
 tests! {
@@ -111,9 +111,9 @@ fn each_start_has_its_record() {
     let first = start();
     call(&first).ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(
-        text.contains("\nthe container got what it requested: ") && text.contains("\n  GPU 1: "),
-        "{text}"
+    assert_says(
+        &text,
+        &["\nthe container got what it requested: ", "\n  GPU 1: "],
     );
     configure("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
     // Another hook of the same start, which may do nothing.
@@ -155,10 +155,7 @@ fn a_start_without_its_request() {
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
     call(dir.path(), &fake, "c1", ["lab", "fine"], "all").ok();
     let text = why(dir.path(), &["c1"]).ok();
-    assert!(
-        text.contains("\nthe hook did nothing: ") && text.contains("ONH-112"),
-        "{text}"
-    );
+    assert_says(&text, &["\nthe hook did nothing: ", "ONH-112"]);
     assert!(
         why(dir.path(), &[])
             .ok()
@@ -230,10 +227,7 @@ fn a_record_of_a_removed_stage() {
         assert_ne!(old, text);
         fs::write(&file, old).unwrap();
         let shown = why(dir.path(), &["c1"]).ok();
-        assert!(
-            shown.contains(&format!("\nat {stage}, ")) && shown.contains("\nthe hook failed: "),
-            "{shown}"
-        );
+        assert_says(&shown, &[&format!("\nat {stage}, "), "\nthe hook failed: "]);
         let listed = run(isolated(dir.path()).args(["ps", "--all"])).ok();
         assert!(listed.contains("lab/old/main"), "{stage}: {listed}");
     }
@@ -246,10 +240,7 @@ fn of_a_removed_container(cgroup: Cgroup) {
         "\"$@\" run --network=none --rm --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true; {HOOK} why web"
     );
     let text = podman.shell(cgroup, &script).ok();
-    assert!(
-        text.contains(" (web)\nat prestart, ") && text.contains("\n  GPU 1: "),
-        "{text}"
-    );
+    assert_says(&text, &[" (web)\nat prestart, ", "\n  GPU 1: "]);
 }
 
 /// kubelet starts a container that fails again every few seconds, each time with another id.
@@ -527,9 +518,9 @@ fn a_spec_that_cannot_be_read() {
             )),
             "{text}"
         );
-        assert!(
-            text.contains("the hook failed: cannot read the container's spec"),
-            "{text}"
+        assert_says(
+            &text,
+            &["the hook failed: cannot read the container's spec"],
         );
     }
 }
@@ -670,9 +661,9 @@ fn json_has_no_control_characters() {
         state.as_bytes(),
     );
     for text in [record, explained.stdout] {
-        assert!(
-            text.contains("\\u009b2J\\u202e\\u007f\\u2066\\u200b\\udb40\\udc41"),
-            "{text:?}"
+        assert_says(
+            &text,
+            &["\\u009b2J\\u202e\\u007f\\u2066\\u200b\\udb40\\udc41"],
         );
         assert!(!text.contains(is_invisible), "{text:?}");
         let value: Value = serde_json::from_str(&text).unwrap();

@@ -8,7 +8,7 @@ use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::edit_config::spec;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, run, run_with, scratch, source};
+use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch, source};
 
 tests! {
     NEEDS => precreate, create_container, the_error_names_the_hook_file;
@@ -129,9 +129,8 @@ fn containers_of_podman() {
     let asked = ["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "true"];
     let ran = podman.run(Cgroup::AsMounted, &asked);
     assert!(ran.code == Some(126) || ran.code == Some(127), "{ran:?}");
-    assert!(
-        ran.stderr
-            .contains("the stage \"createContainer\" no longer exists"),
-        "{ran:?}"
+    assert_says(
+        &ran.stderr,
+        &["the stage \"createContainer\" no longer exists"],
     );
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Need, run, scratch, sh, source};
+use crate::support::{Need, run, scratch, shell, source};
 use crate::{built, deb, rpm, zypper};
 
 const ZYPPER: &[Need] = &[
@@ -43,12 +43,11 @@ struct Publisher {
 impl Publisher {
     fn new() -> Self {
         let dir = scratch();
-        sh(&format!(
+        shell!(
             "mkdir -m 700 '{0}/gnupg' && mkdir '{0}/rpms' '{0}/debs'; \
              GNUPGHOME='{0}/gnupg' gpg --batch --quiet --passphrase '' --quick-generate-key {KEY} rsa2048 sign never",
             dir.path().display()
-        ))
-        .ok();
+        );
         Self { dir }
     }
 
@@ -144,11 +143,10 @@ fn zypper_installs_upgrades_and_removes() {
         installed("%{RELEASE}"),
         rpm::query(find(&packages.later), "%{RELEASE}")
     );
-    let earlier = sh(&format!(
+    let earlier = shell!(
         "find '{}' -name '{MAIN}-[0-9]*.rpm' | wc -l",
         public.display()
-    ))
-    .ok();
+    );
     assert_eq!(
         earlier.trim(),
         "2",
@@ -159,11 +157,10 @@ fn zypper_installs_upgrades_and_removes() {
     assert!(!root.join("usr/bin/oci-nvidia-hook").exists());
 
     // Another repository at this address, without the key
-    sh(&format!(
+    shell!(
         "echo '<!-- -->' >>'{}/rpm/repodata/repomd.xml'",
         public.display()
-    ))
-    .ok();
+    );
     let ran = zypper(&["refresh", "--force"]);
     assert!(
         ran.code != Some(0) && (ran.stdout + &ran.stderr).contains("ignature verification failed")
@@ -185,26 +182,23 @@ fn apt_installs_upgrades_and_removes() {
     publisher.publish_here();
     let first = publisher.path("first");
     std::fs::rename(publisher.path("public"), &first).unwrap();
-    sh(&format!(
+    shell!(
         "cp -a '{0}/first' '{0}/public'",
         publisher.dir.path().display()
-    ))
-    .ok();
+    );
 
     // The same package with a later version
     let tree = publisher.path("tree");
     run(Command::new("dpkg-deb").arg("-R").args([&debs[0], &tree])).ok();
-    sh(&format!(
+    shell!(
         "cd '{}'; sed -i 's/^Version: .*/&.1/' tree/DEBIAN/control; dpkg-deb --root-owner-group -Znone -b tree debs >/dev/null",
         publisher.dir.path().display()
-    ))
-    .ok();
+    );
     publisher.publish_here();
-    sh(&format!(
+    shell!(
         "cd '{}'; mv public second; mkdir public",
         publisher.dir.path().display()
-    ))
-    .ok();
+    );
 
     let script = "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists\n\
          exec 2>&1 </dev/null\n\
@@ -280,13 +274,12 @@ fn a_release_has_everything() {
     run(&mut command).ok();
     let version = env!("CARGO_PKG_VERSION");
     let dir = out.join(format!("{MAIN}-{version}"));
-    let checked = sh(&format!(
+    let checked = shell!(
         "cd '{}'; export GNUPGHOME=\"$(mktemp -d)\"; gpg --quiet --batch --import oci-nvidia-hook.asc; \
          gpg --quiet --batch --verify SHA256SUMS.asc SHA256SUMS; sha256sum --check --strict --quiet SHA256SUMS; \
          gpgconf --kill all; rm -r \"$GNUPGHOME\"; cut -d ' ' -f 3 SHA256SUMS",
         dir.display()
-    ))
-    .ok();
+    );
     let names: Vec<&str> = checked.lines().collect();
     let expected = [
         format!("{MAIN}-{version}.tar.gz"),

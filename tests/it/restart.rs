@@ -4,7 +4,7 @@ use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{Ran, sh};
+use crate::support::{Ran, shell};
 
 tests! {
     engine::NEEDS => the_end_of_a_container, podman_start_after_a_driver_update, podman_start_after_a_driver_update_with_cdi;
@@ -54,11 +54,10 @@ const STALE: &str = "/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01";
 /// A driver of another version, without two of the libraries.
 fn newer_driver() -> FakeDriver {
     let new = FakeDriver::new(&["--gpus", "1", "--version", "550.54.14"]);
-    sh(&format!(
+    shell!(
         "cd '{}'; rm $(find . -name 'libnvidia-opencl*' -o -name 'libcudadebugger*'); /sbin/ldconfig -r .",
         new.root.display()
-    ))
-    .ok();
+    );
     new
 }
 

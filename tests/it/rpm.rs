@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::driver::Image;
-use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::support::{Need, Ran, assert_says, run, scratch, shell, source};
 use crate::{built, docs, old_packages};
 
 // As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
@@ -125,7 +125,7 @@ pub fn build_dir(top: &Path) -> PathBuf {
 
 /// Returns all packages below this directory.
 fn below(dir: &Path) -> Vec<PathBuf> {
-    let text = sh(&format!("find '{}' -name '*.rpm' | sort", dir.display())).ok();
+    let text = shell!("find '{}' -name '*.rpm' | sort", dir.display());
     text.lines().map(PathBuf::from).collect()
 }
 
@@ -179,13 +179,13 @@ fn tarballs_are_the_same_each_time() {
         .args(["-euc", &again])
         .env("CARGO", env!("CARGO")))
     .ok();
-    sh(&format!("diff -r '{one}' '{}'", two.path().display())).ok();
+    shell!("diff -r '{one}' '{}'", two.path().display());
     let sources = format!("{one}/{MAIN}-{}.tar.gz", env!("CARGO_PKG_VERSION"));
     for (tarball, what) in [
         (sources.as_str(), "src/main.rs"),
         (&format!("{one}/vendor.tar.gz"), "vendor"),
     ] {
-        let list = sh(&format!("tar -tvzf '{tarball}'")).ok();
+        let list = shell!("tar -tvzf '{tarball}'");
         assert!(list.contains(what), "{list}");
         let others: Vec<_> = list
             .lines()
@@ -219,11 +219,10 @@ fn links_of_installed_pages_lead_somewhere() {
         &[find(&Packages::shared().now, MAIN)],
     )
     .ok();
-    let found = sh(&format!(
+    let found = shell!(
         "find '{}/usr/share/doc' -maxdepth 2 -name README.md",
         dir.path().display()
-    ))
-    .ok();
+    );
     docs::follow_links(Path::new(found.trim()).parent().unwrap());
 }
 
@@ -234,10 +233,7 @@ fn rpmlint_finds_no_error() {
         .args(&Packages::shared().now)
         .arg(source("packaging/obs/oci-nvidia-hook.spec"));
     let text = run(lint.arg(source("packaging/rpm.spec"))).ok();
-    assert!(
-        text.contains("2 specfiles checked") && text.contains(" 0 errors"),
-        "{text}"
-    );
+    assert_says(&text, &["2 specfiles checked", " 0 errors"]);
 }
 
 /// A small system with a shell, and a systemd that fails at everything.
@@ -287,7 +283,7 @@ impl System {
     /// mounted.
     fn files(&self) -> Vec<String> {
         let find = "find . -path ./var/lib/rpm -prune -o -path ./var/log -prune -o -path ./dev -prune -o ! -type d -print | sort";
-        let text = sh(&format!("cd '{}'; {find}", self.root().display())).ok();
+        let text = shell!("cd '{}'; {find}", self.root().display());
         text.lines()
             .map(|line| line.trim_start_matches("./").to_owned())
             .collect()

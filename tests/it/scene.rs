@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use crate::driver::{MASKABLE_PROC, Waiting};
-use crate::support::sh;
+use crate::support::shell;
 
 /// A config.json that CRI-O wrote, for the size and the mounts of a real one.
 const CONFIG_JSON: &str = include_str!("../fixtures/captures/crio-prestart/config.json");
@@ -88,11 +88,10 @@ impl Cgroup {
         let pid = container.pid();
         let path = PathBuf::from(format!("{DEVICES}{}", Self::name(container)));
         std::fs::create_dir(&path).unwrap();
-        sh(&format!(
+        shell!(
             "cd '{}'; echo a >devices.deny; echo {pid} >cgroup.procs",
             path.display()
-        ))
-        .ok();
+        );
         Some(Self(path))
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::driver::{FakeDriver, Image};
 use crate::harness::part;
-use crate::support::{HOOK, Need, host_wide_name, scratch, sh};
+use crate::support::{HOOK, Need, host_wide_name, scratch, sh, shell};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -112,7 +112,7 @@ fn a_thousand_in_sequence_and_a_hundred_at_once() {
 
 /// The output of `runc spec`, with the hook.
 fn write_bundle(dir: &Path, config: &Path) {
-    sh(&format!("cd '{}' && runc spec", dir.display())).ok();
+    shell!("cd '{}' && runc spec", dir.display());
     let path = dir.join("config.json");
     let mut spec: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();

@@ -12,9 +12,7 @@ use serde_json::{Value, json};
 use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
-use crate::support::{
-    HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, source,
-};
+use crate::support::{HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, shell, source};
 use crate::views::without_color;
 
 const NEEDS: &[Need] = &[
@@ -191,13 +189,12 @@ const RUN: &str = "--storage-driver vfs --cgroup-manager cgroupfs --runtime runc
 fn prepare(dir: &Path) {
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     let image = Image::new(dir, &["--layout", "debian"]);
-    sh(&format!(
+    shell!(
         "cd '{}'; mkdir -p run/secrets var/tmp '{}'/ran; chmod 777 '{}'/ran; touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv",
         image.rootfs.display(),
         dir.display(),
         dir.display()
-    ))
-    .ok();
+    );
 }
 
 /// Returns whether the hook ran, and what status reports for the engine.
@@ -295,11 +292,10 @@ fn agrees_with_podman_of_a_user() {
     let dir = user.dir.path();
     prepare(dir);
     let path = dir.display();
-    sh(&format!(
+    shell!(
         "chown -R {0} '{path}/image'; install -d -o {0} -m 0700 '{path}/run'; cp '{HOOK}' '{path}/hook'",
         user.name
-    ))
-    .ok();
+    );
     copy_nvml_program(dir);
     let as_user = format!(
         "cd /; setpriv --reuid {0} --regid {0} --init-groups env -i PATH=\"$PATH\" HOME='{path}/home' \
@@ -332,14 +328,13 @@ fn of_a_cri_o_that_runs() {
         "status config") cat "$(dirname "$0")/../../running.toml" ;;
         *) exit 1 ;;
         esac"#;
-    sh(&format!(
+    shell!(
         "cd '{}'; mkdir -p usr/bin usr/share/containers/oci/hooks.d etc/crio/crio.conf.d run/crio opt/hooks; \
          cp '{}' usr/share/containers/oci/hooks.d; echo '#!/bin/sh' >usr/bin/oci-nvidia-hook; \
          chmod 755 usr/bin/oci-nvidia-hook; touch run/crio/crio.sock",
         dir.path().display(),
         shipped.display()
-    ))
-    .ok();
+    );
     let crio = dir.path().join("usr/bin/crio");
     std::fs::write(&crio, script).unwrap();
     std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -568,11 +563,10 @@ fn knows_the_device_plugin() {
 /// Only root can see the sockets.
 fn of_the_device_plugin_for_a_user() {
     let dir = scratch();
-    sh(&format!(
+    shell!(
         "cd '{}'; install -D -m 755 /dev/null usr/bin/oci-nvidia-kubelet-plugin",
         dir.path().display()
-    ))
-    .ok();
+    );
     let host = Tree::open(&HostPath::new(dir.path())).unwrap();
     let user = engines::User {
         name: "tux".to_owned(),
@@ -591,10 +585,9 @@ fn of_the_device_plugin_for_a_user() {
 /// On a terminal there are colors unless they are disabled; in a pipe there are none.
 fn colours_are_for_terminals() {
     let on_a_terminal = |variables: &str| {
-        sh(&format!(
+        shell!(
             "env -i TERM=xterm SHELL=/bin/sh {variables} script -qec '{HOOK} status' /dev/null </dev/null || true"
-        ))
-        .ok()
+        )
     };
     assert!(on_a_terminal("A=b").contains('\u{1b}'));
     assert!(!on_a_terminal("NO_COLOR=1").contains('\u{1b}'));
@@ -615,15 +608,12 @@ fn a_pipe_gets_the_same_lines() {
         );
         let screen = sh(&screen).ok().replace('\r', "");
         assert!(screen.contains('\u{1b}'), "{screen}");
-        let piped = sh(&format!("env -i PATH=\"$PATH\" {hook} || true")).ok();
+        let piped = shell!("env -i PATH=\"$PATH\" {hook} || true");
         assert_eq!(without_color(&screen), piped, "{command}");
     }
     // Kinds are for people: a pipe gets only paths.
     let files = format!("{HOOK} --config {} files --binaries", fake.config.display());
-    let screen = sh(&format!(
-        "TERM=xterm SHELL=/bin/sh script -qec '{files}' /dev/null </dev/null"
-    ))
-    .ok();
+    let screen = shell!("TERM=xterm SHELL=/bin/sh script -qec '{files}' /dev/null </dev/null");
     assert!(
         screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(),
         "{screen}"

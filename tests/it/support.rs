@@ -97,6 +97,22 @@ impl From<Output> for Ran {
     }
 }
 
+/// Returns the stdout of a shell script, which is formatted as by `format!`; panics if it fails.
+#[allow(unused_macros, reason = "a bench has no such script")]
+macro_rules! shell {
+    ($($arg:tt)*) => { $crate::support::sh(&format!($($arg)*)).ok() };
+}
+#[allow(unused_imports, reason = "a bench has no such script")]
+pub(crate) use shell;
+
+/// Panics with the text unless it has all these words.
+#[track_caller]
+pub fn assert_says(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in {text}");
+    }
+}
+
 impl Ran {
     /// Returns its stdout; panics with all its output if it failed.
     #[track_caller]
@@ -151,19 +167,17 @@ pub fn sh(script: &str) -> Ran {
 /// Returns every path below `dir`, but not below its entry `except`, with everything that a write, a mount or a chmod would
 /// change: inode, type, mode, owner, size, times, link text, content.
 pub fn fingerprint(dir: &Path, except: &str) -> String {
-    sh(&format!(
+    shell!(
         "cd '{}'; find . -path './{except}' -prune -o -printf '%p %i %y %m %U:%G %s %T@ %C@ %l\\n' | sort; \
          find . -path './{except}' -prune -o -type f -exec sha256sum {{}} + | sort",
         dir.display()
-    ))
-    .ok()
+    )
 }
 
 /// Returns every path below `dir` with its type, mode, size and link text, to check that nothing changed.
 pub fn snapshot(dir: &Path) -> String {
-    sh(&format!(
+    shell!(
         "cd '{}' && find . -xdev -printf '%p %y %m %s %l\\n' | sort",
         dir.display()
-    ))
-    .ok()
+    )
 }

@@ -11,7 +11,7 @@ use oci_nvidia_hook::testing::cgroup::DeviceAccess;
 use crate::booted::Systemd;
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
-use crate::support::{Need, run, run_with, sh, source};
+use crate::support::{Need, assert_says, run, run_with, shell, source};
 use crate::{built, cgroup};
 
 const NEEDS: &[Need] = &[
@@ -219,7 +219,7 @@ fn a_systemd_that_is_busy_gets_the_devices() {
 
 /// The output of `runc spec`, in a scope that systemd manages, with the hook.
 fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &str) {
-    sh(&format!("cd '{}' && runc spec", bundle.display())).ok();
+    shell!("cd '{}' && runc spec", bundle.display());
     let path = bundle.join("config.json");
     let mut spec: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -269,7 +269,7 @@ impl<'a> Kubelet<'a> {
                 program.display()
             ))
             .ok();
-        sh(&format!("mkfifo '{dir}/commands'")).ok();
+        shell!("mkfifo '{dir}/commands'");
         let run = format!("fake-kubelet /var/lib/kubelet <'{dir}/commands' >'{dir}/events'");
         systemd
             .enter(&format!(
@@ -412,9 +412,9 @@ fn the_device_plugin_as_a_service() {
     let scrape =
         r"exec 3<>/dev/tcp/127.0.0.1/2112; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3";
     let metrics = systemd.enter(&format!("bash -c \"{scrape}\"")).ok();
-    assert!(
-        metrics.contains("onh_registration_timestamp_seconds{resource_name=\"nvidia.com/gpu\"}"),
-        "{metrics}"
+    assert_says(
+        &metrics,
+        &["onh_registration_timestamp_seconds{resource_name=\"nvidia.com/gpu\"}"],
     );
 
     let status = |field: &str| {
@@ -480,10 +480,7 @@ fn the_device_plugin_as_a_service() {
     );
     systemd.enter(&appears).ok();
     let log = std::fs::read_to_string(systemd.dir.path().join("plugin")).unwrap();
-    assert!(
-        log.contains("cannot serve NRI on \"/var/run/nri/nri.sock\""),
-        "{log}"
-    );
+    assert_says(&log, &["cannot serve NRI on \"/var/run/nri/nri.sock\""]);
     systemd.enter(&format!("systemctl stop {nri}")).ok();
     let ended = systemd
         .enter(&format!("systemctl show --value -p Result {nri}"))
@@ -534,10 +531,7 @@ fn claims_as_a_service() {
     let diagnosis = systemd
         .enter("oci-nvidia-hook doctor --all kubelet || true")
         .ok();
-    assert!(
-        diagnosis.contains("the driver \"gpu.nvidia.com\" serves claims"),
-        "{diagnosis}"
-    );
+    assert_says(&diagnosis, &["the driver \"gpu.nvidia.com\" serves claims"]);
 
     systemd
         .enter(&format!(

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cache;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::golden::{SCRIPT, View};
-use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, run, scratch, shell, source};
 
 tests! {
     &[Need::Root, Need::Program("cc")] => every_hook_entry_has_one;
@@ -178,11 +178,10 @@ fn a_person_who_waits_sees_a_line() {
         ("explain 30", false),
     ] {
         // Commands that may use the cached inventory.
-        sh(&format!(
+        shell!(
             "rm -f $(grep -l '{}' /run/oci-nvidia-hook/inventory-*)",
             fake.root.display()
-        ))
-        .ok();
+        );
         let ran = on_terminal(&fake, &format!("exec \"$0\" --config \"$1\" {command}"));
         match asks_nvml {
             true => assert!(

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::docs::blocks;
 use crate::rpm::{CONFIG, Packages, find};
-use crate::support::{Need, run, scratch, sh, source};
+use crate::support::{Need, run, scratch, sh, shell, source};
 use crate::zypper::{install_base, zypper};
 
 const NEEDS: &[Need] = &[
@@ -44,11 +44,7 @@ fn toolkit(dir: &Path, version: &str, files: &str) -> PathBuf {
         .arg(format!("_topdir {}", top.display()))
         .arg(spec))
     .ok();
-    PathBuf::from(
-        sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display()))
-            .ok()
-            .trim(),
-    )
+    PathBuf::from(shell!("find '{}/RPMS' -name '*.rpm'", top.display()).trim())
 }
 
 fn zypper_removes_an_old_toolkit() {

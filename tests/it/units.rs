@@ -9,7 +9,7 @@ use crate::deb;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, OPTIONS};
 use crate::rpm::{self, Packages};
-use crate::support::{Need, Ran, run, sh, source};
+use crate::support::{Need, Ran, run, shell, source};
 
 const DEB: &[Need] = &[
     Need::Root,
@@ -294,11 +294,10 @@ impl<'a> Podman<'a> {
 }
 
 fn deb_packages(dir: &Path) -> Vec<PathBuf> {
-    let list = sh(&format!(
+    let list = shell!(
         "ls '{0}'/oci-nvidia-hook_*.deb '{0}'/oci-nvidia-kubelet-plugin_*.deb",
         dir.display()
-    ))
-    .ok();
+    );
     list.lines().map(PathBuf::from).collect()
 }
 

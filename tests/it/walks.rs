@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, Ran, nvml_program, run, sh, source};
+use crate::support::{HOOK, Need, Ran, assert_says, nvml_program, run, sh, shell, source};
 
 const USER: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
 
@@ -89,10 +89,7 @@ fn a_missing_node() {
     let container = Waiting::with_all_gpus(dir.path(), &image);
     std::fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(
-        stderr.contains("\"/dev/nvidia0\"") && stderr.contains("(ONH-021)\n"),
-        "{stderr}"
-    );
+    assert_says(&stderr, &["\"/dev/nvidia0\"", "(ONH-021)\n"]);
     obey(hinted(&stderr), &fake.config).ok();
     container.hook(&fake.config).ok();
 }
@@ -103,12 +100,11 @@ fn a_user_outside_of_the_group() {
     // Without privileges, the process that asks NVML cannot enter the driver root: the nodes are in the host's /dev.
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = place.path().display();
-    sh(&format!(
+    shell!(
         "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp '{nvml}' '{path}'; cp -a '{}' '{path}/root'; mv '{path}/root/dev' '{path}'",
         fake.root.display(),
         nvml = nvml_program().display()
-    ))
-    .ok();
+    );
     std::fs::write(
         place.path().join("config.toml"),
         format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"),
@@ -156,7 +152,7 @@ fn leftovers_of_a_rootless_guide() {
         "#!/bin/sh\necho 'nvidia-container-cli: initialization error: load library failed' >&2\nexit 1\n",
     )
     .unwrap();
-    sh(&format!("chmod 755 '{}'", theirs.display())).ok();
+    shell!("chmod 755 '{}'", theirs.display());
     let json = serde_json::json!({
         "version": "1.0.0", "hook": {"path": theirs}, "when": {"always": true}, "stages": ["prestart"],
     });

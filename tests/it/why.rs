@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch};
 use crate::{golden, ps};
 
 const STRACE: &[Need] = &[
@@ -181,9 +181,9 @@ fn a_container_that_got_its_gpus() {
     assert_eq!(json(dir, "waiting")["outcome"], "ok");
     container.poststop();
     let text = why(dir, &["waiting"]).ok();
-    assert!(
-        text.contains("\nended 20") && text.contains("\nthe container got what it requested: "),
-        "{text}"
+    assert_says(
+        &text,
+        &["\nended 20", "\nthe container got what it requested: "],
     );
 }
 
@@ -194,10 +194,12 @@ fn fewer_gpus_than_all() {
     let dir = container.dir.path();
     container.hook(&fake).ok();
     let text = why(dir, &["waiting"]).ok();
-    assert!(
-        text.contains("\nthe container got fewer GPUs than it requested: injected ")
-            && text.contains("ONH-201"),
-        "{text}"
+    assert_says(
+        &text,
+        &[
+            "\nthe container got fewer GPUs than it requested: injected ",
+            "ONH-201",
+        ],
     );
     assert_eq!(json(dir, "waiting")["outcome"], "incomplete");
     let list = why(dir, &[]).ok();
@@ -229,14 +231,11 @@ fn a_failure_is_kept() {
     assert!(stderr.contains(" (ONH-030)\nhint: "), "{stderr}");
     container.poststop();
     let text = why(dir, &["waiting"]).ok();
-    assert!(
-        text.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""),
-        "{text}"
+    assert_says(
+        &text,
+        &["\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""],
     );
-    assert!(
-        text.contains("\nnumber: ONH-030; ") && text.contains("\n  hint: "),
-        "{text}"
-    );
+    assert_says(&text, &["\nnumber: ONH-030; ", "\n  hint: "]);
     assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
 }
 
@@ -374,10 +373,7 @@ fn an_engine_that_loses_patience() {
     hook.kill().unwrap();
     hook.wait().unwrap();
     let text = why(dir, &["waiting"]).ok();
-    assert!(
-        text.contains("requested: all GPUs") && text.contains("the hook did not finish"),
-        "{text}"
-    );
+    assert_says(&text, &["requested: all GPUs", "the hook did not finish"]);
 }
 
 /// The deadline for the container's files ends the hook. A process that waits for a FUSE server handles no signal, so it is killed.
@@ -505,9 +501,9 @@ fn a_user_has_records_of_his_own() {
     );
     let text = run(Command::new("unshare").args(["-m", "sh", "-uc", &script])).ok();
     assert!(text.starts_with("failed\ncontainer c1\n"), "{text}");
-    assert!(
-        text.contains("the hook failed: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""),
-        "{text}"
+    assert_says(
+        &text,
+        &["the hook failed: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""],
     );
     assert!(
         text.ends_with("\nuser\n/run/user/7777/oci-nvidia-hook/containers/c1.json\n"),
@@ -532,19 +528,14 @@ fn containers_of_podman() {
     };
     assert!(podmans.contains("failed: 12"), "{podmans}");
     assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
-    assert!(
-        broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""),
-        "{broken}"
+    assert_says(
+        broken,
+        &["\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""],
     );
-    assert!(
-        web.contains(" (web)\nat prestart, ") && web.contains("\n  GPU 1: "),
-        "{web}"
-    );
-    assert!(
-        plain.contains(
-            " (plain)\nthe container requests no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"
-        ),
-        "{plain}"
+    assert_says(web, &[" (web)\nat prestart, ", "\n  GPU 1: "]);
+    assert_says(
+        plain,
+        &[" (plain)\nthe container requests no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"],
     );
     let lines: Vec<_> = list.lines().collect();
     assert!(
@@ -571,27 +562,23 @@ fn what_crun_does_not_show() {
     let [podmans, broken, web, list] = parts[..] else {
         panic!("{text}")
     };
-    assert!(
-        podmans.contains("crun: error executing hook") && podmans.contains("failed: 126"),
-        "{podmans}"
-    );
+    assert_says(podmans, &["crun: error executing hook", "failed: 126"]);
     assert!(
         !podmans.contains("ONH-030") && !podmans.contains("requests"),
         "{podmans}"
     );
     assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
-    assert!(
-        broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""),
-        "{broken}"
+    assert_says(
+        broken,
+        &["\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""],
     );
-    assert!(
-        broken.contains("\nnumber: ONH-030; ") && broken.contains("\n  hint: "),
-        "{broken}"
-    );
-    assert!(
-        web.contains(" (web)\nat prestart, ")
-            && web.contains("\nthe container got what it requested: injected "),
-        "{web}"
+    assert_says(broken, &["\nnumber: ONH-030; ", "\n  hint: "]);
+    assert_says(
+        web,
+        &[
+            " (web)\nat prestart, ",
+            "\nthe container got what it requested: injected ",
+        ],
     );
     assert!(
         web.contains("\n  GPU 1: ") && !web.contains("GPU 0: "),
@@ -612,9 +599,9 @@ fn no_records() {
         "no container failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n"
     );
     let stderr = why(dir.path(), &["x\ny"]).failed(1);
-    assert!(
-        stderr.contains("unknown container or pod \"x\\ny\" (ONH-053)\nhint: "),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["unknown container or pod \"x\\ny\" (ONH-053)\nhint: "],
     );
 }
 

@@ -12,7 +12,7 @@ use crate::cdi::{GPU_0, cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch, shell};
 
 tests! {
     NEEDS => the_hook_gives_the_files_and_the_node, requests_by_index_and_uuid, limits_are_refused, the_edited_config_lists_the_node,
@@ -142,10 +142,7 @@ fn the_hook_gives_the_files_and_the_node() {
     let listed = container
         .exec("nvidia-smi -L >/dev/null; ls /usr/lib/*-linux-gnu; ls /usr/lib/wsl/drivers/*")
         .ok();
-    assert!(
-        listed.contains("libdxcore.so") && listed.contains("libnvidia-ml.so.1"),
-        "{listed}"
-    );
+    assert_says(&listed, &["libdxcore.so", "libnvidia-ml.so.1"]);
     assert!(
         !listed.contains("libcuda.so.1\n")
             && !listed.contains("libd3d12")
@@ -264,11 +261,9 @@ fn limits_are_refused() {
         &fake,
         &["check", "--spec-dir", dir.path().to_str().unwrap()],
     );
-    assert!(
-        check
-            .stdout
-            .contains("\"/dev/dxg\", which [devices] in config.toml denies"),
-        "{check:?}"
+    assert_says(
+        &check.stdout,
+        &["\"/dev/dxg\", which [devices] in config.toml denies"],
     );
     cdi(&fake, &["refresh", output[0], output[1]]).ok();
     assert!(!path.exists());
@@ -380,11 +375,10 @@ fn libdxcore_is_in_the_spec_whatever_the_linker_cache_lists() {
     );
     let everything = "echo /usr/lib/wsl/lib >>etc/ld.so.conf";
     for change in [":", &mistake, everything, "rm etc/ld.so.cache; exit 0"] {
-        sh(&format!(
+        shell!(
             "cd '{}'; {change}; /sbin/ldconfig -r . 2>/dev/null",
             fake.root.display()
-        ))
-        .ok();
+        );
         let spec = generate(&fake, &[]);
         let mounted = mounted(&spec);
         assert!(
@@ -397,11 +391,10 @@ fn libdxcore_is_in_the_spec_whatever_the_linker_cache_lists() {
         );
     }
     // If it is missing, there is no spec.
-    sh(&format!(
+    shell!(
         "rm '{}'",
         fake.root.join("usr/lib/wsl/lib/libdxcore.so").display()
-    ))
-    .ok();
+    );
     let stderr = cdi(&fake, &["generate", "--output", "-"]).failed(1);
     assert!(stderr.contains("wsl --shutdown"), "{stderr}");
 }
@@ -446,10 +439,9 @@ fn the_spec_follows_windows() {
     );
     // Windows has another driver.
     let drivers = fake.root.join("usr/lib/wsl/drivers").display().to_string();
-    sh(&format!(
+    shell!(
         "cd '{drivers}'; mv nv_dispi.inf_amd64_7cc7738d8e428783 nv_dispi.inf_amd64_0123456789abcdef"
-    ))
-    .ok();
+    );
     let check = cdi(
         &fake,
         &["check", "--spec-dir", dir.path().to_str().unwrap()],
@@ -465,10 +457,7 @@ fn the_spec_follows_windows() {
             .any(|path| path.contains("0123456789abcdef"))
     );
     // And none at last.
-    sh(&format!(
-        "cd '{drivers}'; rm -r nv_dispi*; rm ../lib/libcuda* ../lib/libnv*"
-    ))
-    .ok();
+    shell!("cd '{drivers}'; rm -r nv_dispi*; rm ../lib/libcuda* ../lib/libnv*");
     assert!(refresh(&fake).is_none());
 }
 
@@ -495,10 +484,7 @@ fn the_hook_entry_of_the_spec() {
 fn commands_of_the_host() {
     let fake = host("2");
     let info = command(&fake, &["info"]).ok();
-    assert!(
-        info.contains("NVIDIA GeForce RTX 4090") && info.contains("GPU-51eed001"),
-        "{info}"
-    );
+    assert_says(&info, &["NVIDIA GeForce RTX 4090", "GPU-51eed001"]);
     let json: Value = serde_json::from_str(&command(&fake, &["info", "--json"]).ok()).unwrap();
     assert_eq!(json["gpus"][1]["device_node"], "/dev/dxg");
     let files = command(&fake, &["files"]).ok();
@@ -533,7 +519,7 @@ fn commands_of_the_host() {
         !doctor.contains("modprobe") && !doctor.contains("seated"),
         "{doctor}"
     );
-    sh(&format!("rm '{}'", fake.root.join("dev/dxg").display())).ok();
+    shell!("rm '{}'", fake.root.join("dev/dxg").display());
     let stderr = command(&fake, &["info"]).failed(1);
     assert!(!stderr.contains("modprobe"), "{stderr}");
 }
@@ -541,11 +527,10 @@ fn commands_of_the_host() {
 /// A computer with GPUs of other vendors, or without a driver.
 fn windows_without_the_driver() {
     let fake = host("1");
-    sh(&format!(
+    shell!(
         "cd '{}'; rm -r usr/lib/wsl/drivers/nv_dispi*; rm usr/lib/wsl/lib/lib[cn]*",
         fake.root.display()
-    ))
-    .ok();
+    );
     let shown = plan(&fake, &[ALL]);
     assert_eq!(error_of(&shown), Some("ONH-012"), "{shown}");
     assert!(
@@ -553,10 +538,7 @@ fn windows_without_the_driver() {
         "{shown}"
     );
     let doctor = command(&fake, &["doctor", "--all"]).stdout;
-    assert!(
-        doctor.contains("NVIDIA's driver for Windows is missing"),
-        "{doctor}"
-    );
+    assert_says(&doctor, &["NVIDIA's driver for Windows is missing"]);
     assert!(
         !doctor.contains("modprobe") && !doctor.contains("seated"),
         "{doctor}"
@@ -585,11 +567,10 @@ fn several_packages_of_the_driver() {
             .map(|dir| dir.file_name().unwrap().to_str().unwrap().to_owned())
             .collect::<Vec<_>>()
     };
-    sh(&format!(
+    shell!(
         "cd '{}'; cp -r nv_dispi* nvltwi.inf_amd64_08cf6d985207979a",
         drivers.display()
-    ))
-    .ok();
+    );
     assert_eq!(
         packages(&fake),
         [
@@ -597,11 +578,10 @@ fn several_packages_of_the_driver() {
             "nvltwi.inf_amd64_08cf6d985207979a"
         ]
     );
-    sh(&format!(
+    shell!(
         "cd '{}'; rm -r nvltwi*; mv nv_dispi* 6_oem.inf_amd64_1",
         drivers.display()
-    ))
-    .ok();
+    );
     assert_eq!(packages(&fake), ["6_oem.inf_amd64_1"]);
 }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::rpm::{FAST, query};
-use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::support::{Need, Ran, run, scratch, shell, source};
 use crate::{built, docs, old_packages};
 
 const NEEDS: &[Need] = &[
@@ -140,11 +140,10 @@ fn build() -> Vec<PathBuf> {
         .env("TARBALLS", built::dist());
     run(&mut build).ok();
     // From version 4.20 on, rpm creates packages for debuggers, which users do not install.
-    let list = sh(&format!(
+    let list = shell!(
         "find '{}/RPMS' -name '*.rpm' ! -name '*-debug*'",
         top.display()
-    ))
-    .ok();
+    );
     let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
     // The directory in which the macro has cargo build, which differs from the directory of build-rpm elsewhere.
     let tree = crate::rpm::build_dir(&top);
@@ -201,7 +200,7 @@ pub fn install_base(root: &Path, packages: &[PathBuf]) {
         .arg(format!("_topdir {}", top.display()))
         .arg(spec))
     .ok();
-    let rpm = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
+    let rpm = shell!("find '{}/RPMS' -name '*.rpm'", top.display());
     let mut install = Command::new("rpm");
     install
         .arg("--root")
@@ -271,10 +270,9 @@ fn files(root: &Path) -> Vec<String> {
         .iter()
         .map(|dir| format!("-path {dir} -prune -o "))
         .collect();
-    let text = sh(&format!(
+    let text = shell!(
         "cd '{}'; find . {prune} ! -type d -print | sort",
         root.display()
-    ))
-    .ok();
+    );
     text.lines().map(str::to_owned).collect()
 }

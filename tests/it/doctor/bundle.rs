@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::json_schema;
-use crate::support::{HOOK, Need, run, scratch};
+use crate::support::{HOOK, Need, assert_says, run, scratch};
 
 tests! {
     &[Need::Program("tar")] => bundle;
@@ -55,10 +55,7 @@ fn bundle() {
     std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
     for taken in [&path, &link, &dir.path().join("gone/b.tar.gz")] {
         let stderr = doctor(taken).failed(3);
-        assert!(
-            stderr.contains("(ONH-054)") && stderr.contains("hint: "),
-            "{stderr}"
-        );
+        assert_says(&stderr, &["(ONH-054)", "hint: "]);
     }
     assert!(
         std::fs::read(&path).unwrap() == content && link.symlink_metadata().unwrap().is_symlink()

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use crate::driver::FakeDriver;
-use crate::support::{scratch, sh, source};
+use crate::support::{scratch, sh, shell, source};
 
 /// A driver root of `make-root` in a host like openSUSE: GPUs in sysfs, modules, Podman and CRI-O with the hook.
 pub(super) fn good_host() -> &'static FakeDriver {
@@ -52,11 +52,10 @@ pub(super) fn good_host() -> &'static FakeDriver {
 /// A copy of that host, changed by a script that runs in its top directory.
 pub(super) fn changed(script: &str) -> tempfile::TempDir {
     let dir = scratch();
-    sh(&format!(
+    shell!(
         "cp -a '{}'/. '{1}'; cd '{1}'; {script}",
         good_host().root.display(),
         dir.path().display()
-    ))
-    .ok();
+    );
     dir
 }

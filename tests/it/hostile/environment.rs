@@ -18,7 +18,7 @@ use crate::cdi_containers::{only_spec, runc_version};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk;
-use crate::support::{Ran, nvml_program, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Ran, nvml_program, run, run_with, scratch, sh, shell, source};
 
 tests! {
     NEEDS_PODMAN => cve_2025_23266_a_library_preloaded_into_the_hook,
@@ -452,12 +452,11 @@ fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
         pid = std::process::id(),
     );
     run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
-    sh(&format!(
+    shell!(
         "mv '{}'/environ-* '{}'",
         image.rootfs.display(),
         dir.path().display()
-    ))
-    .ok();
+    );
     let mut of_image = Vec::new();
     for stage in stages {
         let text = std::fs::read_to_string(dir.path().join(format!("environ-{stage}"))).unwrap();

@@ -15,7 +15,7 @@ use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Ran, fingerprint, run, run_with, scratch, sh};
+use crate::support::{HOOK, Ran, fingerprint, run, run_with, scratch, shell};
 
 tests! {
     NEEDS => sources_that_users_of_the_host_choose, an_mps_directory_that_is_named, a_mount_of_a_users,
@@ -29,12 +29,11 @@ const MPS: &str = "/tmp/nvidia-mps";
 /// A host with the driver's daemons, and a directory of root that other users cannot enter.
 fn host() -> FakeDriver {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
-    sh(&format!(
+    shell!(
         "cd '{}'; mkdir -p run/nvidia-persistenced run/nvidia-fabricmanager tmp secret; chmod 1777 tmp; chmod 700 secret; \
          echo host >secret/shadow; cp secret/shadow tmp/.of-root",
         fake.root.display()
-    ))
-    .ok();
+    );
     for daemon in ["persistenced", "fabricmanager"] {
         drop(listen(&fake, &format!("run/nvidia-{daemon}/socket")));
     }
@@ -186,7 +185,7 @@ fn sources_that_users_of_the_host_choose() {
     for plant in PLANTS {
         let fake = host();
         let root = fake.root.display();
-        sh(&format!("cd '{root}'; {}", plant.script)).ok();
+        shell!("cd '{root}'; {}", plant.script);
         // The old behavior of the hook: it mounted whatever the path led to below the driver root.
         let naive = format!(
             "cd '{}'; root='{root}'; mount -t tmpfs run run; mount -t tmpfs tmp tmp; to=.{path}; mkdir -p \"$(dirname $to)\"; \
@@ -355,11 +354,10 @@ fn an_mps_directory_that_is_named() {
     } {
         let (fake, dir) = (host(), scratch());
         fake.configure(named);
-        sh(&format!(
+        shell!(
             "cd '{}'; mkdir tmp/nvidia-mps; {script}",
             fake.root.display()
-        ))
-        .ok();
+        );
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let container = Waiting::with_all_gpus(dir.path(), &image);
         let ran = container.hook(&fake.config);

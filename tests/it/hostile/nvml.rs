@@ -8,7 +8,7 @@ use std::process::Command;
 
 use super::NEEDS;
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, run, run_with, scratch, shell, source};
 
 tests! {
     NEEDS => a_management_library_that_attacks;
@@ -74,11 +74,10 @@ impl Host {
             &library,
             &["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"],
         );
-        sh(&format!(
+        shell!(
             "cd '{}'; mkdir -p dev/shm run; mknod -m 600 dev/kmsg c 1 3; mknod -m 600 dev/root c 1 3",
             fake.root.display()
-        ))
-        .ok();
+        );
         let socket = UnixListener::bind(fake.root.join("run/root.sock")).unwrap();
         let host = Self {
             fake,

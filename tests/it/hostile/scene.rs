@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{HOOK, Ran, fingerprint, run, scratch, sh};
+use crate::support::{HOOK, Ran, fingerprint, run, scratch, sh, shell};
 
 /// The resources that an image may cost the hook; most cases need a hundredth of them.
 const BOUND: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ impl Scene {
     pub fn new(layout: &'static str, image: &str) -> Self {
         let dir = scratch();
         let (canary, rootfs) = (dir.path().join("host/canary"), dir.path().join("image"));
-        sh(&format!(
+        shell!(
             "mkdir -p '{0}/compat' '{0}/etc/ld.so.conf.d' '{0}/usr/lib64' '{0}/nvidia'; cp -a '{1}' '{2}'; cd '{0}'; \
              for file in file etc/ld.so.cache etc/ld.so.conf compat/libcuda.so.575.57.08 nvidia/params; do \
                echo host >\"$file\"; \
@@ -71,8 +71,7 @@ impl Scene {
             canary.display(),
             base_image(layout).display(),
             rootfs.display()
-        ))
-        .ok();
+        );
         let scene = Self {
             dir,
             layout,

@@ -7,7 +7,7 @@ use super::scene::Scene;
 use super::{NEEDS, NEEDS_PODMAN, NEEDS_PODMAN_CRUN};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, fingerprint, run, scratch, sh};
+use crate::support::{HOOK, assert_says, fingerprint, run, scratch, shell};
 
 tests! {
     NEEDS => volumes_nothing_is_created_on_them, volumes_are_left_alone_by_what_fails,
@@ -208,9 +208,9 @@ fn volumes_are_left_alone_by_what_fails() {
     let container = scene.start(BIND);
     let (before, mounts) = (volume(&scene, &container), container.mountinfo());
     let stderr = scene.hook(&container).failed(1);
-    assert!(
-        stderr.contains("libcuda.so\"") && stderr.contains("something other than a regular file"),
-        "{stderr}"
+    assert_says(
+        &stderr,
+        &["libcuda.so\"", "something other than a regular file"],
     );
     assert_eq!(
         (volume(&scene, &container), container.mountinfo()),
@@ -333,12 +333,11 @@ fn volumes_with_the_hosts_etc() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let etc = podman.dir.path().join("host-etc").display().to_string();
     // The host's directory to which the image's links lead. It contains the runtime's mount points.
-    sh(&format!(
+    shell!(
         "cd '{}'; touch etc/hosts etc/hostname etc/resolv.conf; ln -s /proc/mounts etc/mtab; cp -a etc '{etc}'; \
          rm -r etc; ln -s /host etc; mkdir -p host run/secrets; touch run/.containerenv; chmod 755 '{etc}'",
         image.rootfs.display()
-    ))
-    .ok();
+    );
     podman.import(&image.rootfs, "localhost/etc-link");
     podman.import(
         &Image::new(&dir.path().join("plain"), &["--layout", "debian"]).rootfs,
@@ -380,11 +379,10 @@ fn volumes_with_the_hosts_dev() {
     podman.install_hook(&fake.config);
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    sh(&format!(
+    shell!(
         "cd '{}'; rm -rf usr/share; ln -s /dev usr/share",
         image.rootfs.display()
-    ))
-    .ok();
+    );
     podman.import(&image.rootfs, "localhost/share-link");
     for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
         let nodes = scratch();
@@ -426,11 +424,10 @@ fn files_of_others_in_a_user_namespace() {
     .unwrap();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let rootfs = image.rootfs.display();
-    sh(&format!(
+    shell!(
         "cd '{rootfs}'; mkdir -p run/secrets var/tmp; ln -s /proc/mounts etc/mtab; \
          touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv"
-    ))
-    .ok();
+    );
     let before = fingerprint(&image.rootfs, "");
     let script = format!(
         "\"$@\" run --rm --network=none --log-driver=none --uidmap=0:100000:65536 --gidmap=0:100000:65536 \
