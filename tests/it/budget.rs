@@ -243,8 +243,8 @@ fn nothing_asked() {
 }
 
 fn eight_gpus_warm() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "8", "--all-files"]);
+    let (dir, image) = Image::debian();
     let start = |name: &str| {
         let dir = dir.path().join(name);
         CriContainer::start(&dir, &image.rootfs, "mount -t tmpfs layer $layer")
@@ -375,8 +375,8 @@ fn other_sets_of_capabilities() {
 
 /// A MIG device of a host with 8 GPUs and 7 instances each costs little more than a whole GPU.
 fn one_mig_device_warm() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "8", "--all-files"]);
+    let (dir, image) = Image::debian();
     let whole = cost_of_one(&dir.path().join("whole"), &fake, &image, "1");
     fake.divide();
     let mig = cost_of_one(&dir.path().join("mig"), &fake, &image, "1:1");
@@ -502,8 +502,8 @@ fn limits_of_a_cdi_container() {
 
 /// What a start leaves in the layer of a container that requests compute and utility, with all files of the driver.
 fn names_in_the_image() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "8", "--all-files"]);
+    let (dir, image) = Image::debian();
     let merged = dir.path().join("merged");
     fs::create_dir(&merged).unwrap();
     let layer = overlay(dir.path(), &image.rootfs, "mount -t tmpfs layer $layer");

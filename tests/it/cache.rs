@@ -31,21 +31,13 @@ const JOURNAL: &[Need] = &[
 ];
 
 fn command(fake: &FakeDriver, verb: &str) -> Ran {
-    run(Command::new(HOOK)
-        .arg("--config")
-        .arg(&fake.config)
-        .arg(verb)
-        .env_clear())
+    run(fake.command().arg(verb).env_clear())
 }
 
 fn plan(fake: &FakeDriver) -> Ran {
     let spec = r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
-    let mut command = Command::new(HOOK);
-    command
-        .arg("--config")
-        .arg(&fake.config)
-        .args(["plan", "-"])
-        .env_clear();
+    let mut command = fake.command();
+    command.args(["plan", "-"]).env_clear();
     run_with(&mut command, spec.as_bytes())
 }
 
@@ -200,12 +192,8 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
         let spec = format!(
             r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={devices}"]}}}}"#
         );
-        let mut command = Command::new(HOOK);
-        command
-            .arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-"])
-            .env_clear();
+        let mut command = fake.command();
+        command.args(["plan", "-"]).env_clear();
         let start = Instant::now();
         (run_with(&mut command, spec.as_bytes()), start.elapsed())
     };
@@ -455,12 +443,8 @@ fn a_hundred_at_once_ask_once() {
     .unwrap();
     let start = Instant::now();
     let start_one = |_| {
-        let mut command = Command::new(HOOK);
-        command
-            .arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-", "--json"])
-            .env_clear();
+        let mut command = fake.command();
+        command.args(["plan", "-", "--json"]).env_clear();
         command
             .stdin(fs::File::open(&spec).unwrap())
             .stdout(std::process::Stdio::piped())

@@ -43,13 +43,7 @@ tests! {
 
 /// Runs `cdi ARGUMENTS` for this driver.
 pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    let mut hook = Command::new(HOOK);
-    run(hook
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("cdi")
-        .args(arguments)
-        .env_clear())
+    run(fake.command().arg("cdi").args(arguments).env_clear())
 }
 
 pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
@@ -285,11 +279,8 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
     let config =
         json!({"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "process": {"env": env}});
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let mut plan = Command::new(HOOK);
-    plan.arg("--config")
-        .arg(&fake.config)
-        .args(["plan", "-", "--json"])
-        .env_clear();
+    let mut plan = fake.command();
+    plan.args(["plan", "-", "--json"]).env_clear();
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
     let said: Value = serde_json::from_str(&run_with(&mut plan, state.as_bytes()).ok()).unwrap();
     let mut words = BTreeSet::new();

@@ -116,8 +116,7 @@ fn cuda_compat() {
             "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""
         ));
         let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let compat = image.rootfs.join("usr/local/cuda/compat");
         std::fs::create_dir_all(&compat).unwrap();
         crate::features::compat_library(&compat.join("libcuda.so.575.57.08"), "");
@@ -219,8 +218,7 @@ fn volumes_at_the_paths_of_nodes() {
     let node = fake.root.join("dev/nvidia1").display().to_string();
     let (one, two) = ("0000:01:00.0\n", "0000:01:00.0\n0000:02:00.0\n");
     for (source, shown) in [("/etc/hostname", one), ("/dev/null", one), (&*node, two)] {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
         let volume = json!({"type": "bind", "source": source, "destination": "/dev/nvidia1", "options": ["bind"]});
         container.set_spec_field("mounts", json!([volume]));
@@ -250,8 +248,7 @@ fn volumes_at_the_directory_of_libraries() {
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
     let inner = "mkdir $rootfs$libdir/inner; mount -t tmpfs inner $rootfs$libdir/inner\n";
     for (flags, more, refused) in [("rw", "", false), ("ro", "", false), ("rw", inner, true)] {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let volume = dir.path().join("volume");
         let mounts = format!(
             "libdir=/usr/lib/x86_64-linux-gnu; cp -a $rootfs$libdir {volume}; mount --bind {volume} $rootfs$libdir\n{more}",
@@ -313,8 +310,8 @@ fn volumes_at_the_directory_of_libraries() {
 
 /// The entry, called in the container's mount namespace and with a process id of its PID namespace.
 fn hook_entries_at_the_wrong_stage() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let spec = generate(fake, &["--hook-path", HOOK]);
     let host_mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();

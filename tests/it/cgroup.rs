@@ -18,7 +18,7 @@ use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, assert_says, host_wide_name, scratch, sh};
+use crate::support::{HOOK, Need, assert_says, host_wide_name, sh};
 use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
@@ -452,8 +452,8 @@ fn v2_no_cgroups_is_reported() {
     if !in_v2_view("cgroup::v2_no_cgroups_is_reported") {
         return;
     }
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let (dir, image) = Image::debian();
     // The cgroup can only be removed after the container.
     let group = Group::new("/sys/fs/cgroup", "no-cgroups", "");
     let container = Waiting::with_all_gpus(dir.path(), &image);

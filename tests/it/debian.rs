@@ -168,8 +168,8 @@ fn list_prints_them() {
 /// loaded.
 fn the_real_files_resolve_in_a_container() {
     let (version, _) = shipped();
-    let (dir, fake) = (scratch(), FakeDriver::among_real_files(root(), &version));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::among_real_files(root(), &version);
+    let (dir, image) = Image::debian();
     let env = [
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video,graphics",

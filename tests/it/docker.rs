@@ -224,8 +224,8 @@ const NAME: &str = "nvidia-container-runtime-hook";
 
 /// `docker run --gpus all`, and `--gpus 1`.
 fn gpus_all() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let config = default_config(dir.path(), fake);
     let hook = link(dir.path(), NAME);
     let script = "nvidia-smi -L; mknod /tmp/other c 195 9; probe-open /dev/nvidia0 /dev/nvidia1 /tmp/other; \
@@ -275,8 +275,8 @@ fn gpus_all() {
 
 /// Our hook file, and one that NVIDIA's toolkit left, whose program is now a link to ours: the container is set up once.
 fn both_names_in_one_bundle() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let config = default_config(dir.path(), fake);
     let (theirs, old) = (
         link(dir.path(), NAME),
@@ -310,8 +310,8 @@ fn both_names_in_one_bundle() {
 
 /// `docker run --runtime=nvidia`: a variable of the image requests GPUs, and Docker adds no hook.
 fn runtime_nvidia() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let config = default_config(dir.path(), fake);
     let log = dir.path().join("log.json");
     let runtime = nvidia_ctk::link(dir.path(), "nvidia-container-runtime");
@@ -398,8 +398,8 @@ fn runtime_nvidia() {
 /// The file, not the name, decides whether a hook with NVIDIA's name is another program. One of two hooks sets the container up,
 /// whatever the order.
 fn which_of_two_hooks() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let links = dir.path().join("links");
     std::fs::create_dir(&links).unwrap();
     let copies = dir.path().join("copies");
@@ -456,8 +456,8 @@ fn which_of_two_hooks() {
 
 /// Flags in the syntax of Go, and their effect.
 fn the_hooks_command_line() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let config = fake.config.to_str().unwrap();
     for (name, flags) in [
         (NAME, &["-config", config][..]),

@@ -108,10 +108,8 @@ fn image(dir: &Path) {
 }
 
 fn doctor(fake: &FakeDriver, arguments: &[&str]) -> (Option<i32>, Vec<Value>, String) {
-    let mut hook = Command::new(HOOK);
-    let ran = run(hook
-        .arg("--config")
-        .arg(&fake.config)
+    let ran = run(fake
+        .command()
         .args(["doctor", "--json"])
         .args(arguments)
         .env_clear());

@@ -142,9 +142,14 @@ impl FakeDriver {
 
     /// Lets the hook edit this config.json, as nvidia-container-runtime does.
     pub fn edit_config(&self, spec: &[u8]) -> Ran {
-        let mut edit = Command::new(HOOK);
-        edit.arg("--config").arg(&self.config).arg("edit-config");
-        run_with(edit.env_clear(), spec)
+        run_with(self.command().arg("edit-config").env_clear(), spec)
+    }
+
+    /// Returns the command line of the program with the configuration of this host.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(HOOK);
+        command.arg("--config").arg(&self.config);
+        command
     }
 }
 
@@ -193,6 +198,13 @@ impl Image {
         let rootfs = dir.join("image");
         create("tests/image/make-image", arguments, &rootfs);
         Self { rootfs }
+    }
+
+    /// Creates an image with the directories of Debian, in a directory of its own, which is returned too.
+    pub fn debian() -> (tempfile::TempDir, Self) {
+        let dir = crate::support::scratch();
+        let image = Self::new(dir.path(), &["--layout", "debian"]);
+        (dir, image)
     }
 }
 

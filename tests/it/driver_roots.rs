@@ -12,8 +12,7 @@ tests! {
 
 /// Calls the hook for a new container on a host that this shell script prepared, and runs `nvidia-smi -L` in the container.
 fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     // The hook finds the container's namespace by its process id, whatever its own namespace looks like.
     let mut hook = Command::new("unshare");

@@ -91,12 +91,8 @@ fn nothing_is_printed_on_an_error() {
 }
 
 fn plan(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
-    let mut plan = Command::new(HOOK);
-    plan.arg("--config")
-        .arg(&fake.config)
-        .args(["plan", "-"])
-        .args(more)
-        .env_clear();
+    let mut plan = fake.command();
+    plan.args(["plan", "-"]).args(more).env_clear();
     run_with(&mut plan, stdin.as_bytes())
 }
 

@@ -69,8 +69,7 @@ struct Layers {
 
 impl Layers {
     fn new() -> Self {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         Self {
             dir,
             image,

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{HOOK, assert_says, run, run_with, scratch, shell};
+use crate::support::{assert_says, run, run_with, scratch, shell};
 
 tests! {
     NEEDS => prepare_makes_nodes, cuda_compat, files_of_the_administrator, links_for_development,
@@ -31,16 +31,8 @@ fn prepare_makes_nodes() {
     ]);
     std::fs::create_dir_all(fake.root.join("sys/module/nvidia_modeset")).unwrap();
     let prepare = || {
-        let mut prepare = Command::new(HOOK);
-        run_with(
-            prepare
-                .arg("--config")
-                .arg(&fake.config)
-                .arg("prepare")
-                .env_clear(),
-            b"",
-        )
-        .ok()
+        let mut prepare = fake.command();
+        run_with(prepare.arg("prepare").env_clear(), b"").ok()
     };
     let said = prepare();
     let made: Vec<_> = said
@@ -70,8 +62,7 @@ fn prepare_makes_nodes() {
     assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap12"));
     // The created nodes are those that the driver needs.
     fake.configure(NODES_OF_THE_HOST);
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert_eq!(
@@ -105,19 +96,15 @@ fn cuda_compat() {
         fake.configure(&format!(
             "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""
         ));
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let target = image.rootfs.join(compat);
         std::fs::create_dir_all(&target).unwrap();
         symlink("/usr/local/cuda-12.9", image.rootfs.join("usr/local/cuda")).unwrap();
         compat_library(&target.join(format!("libcuda.so.{version}")), note);
         symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
         let container = Waiting::with_all_gpus(dir.path(), &image);
-        let mut plan = Command::new(HOOK);
-        plan.arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-"])
-            .env_clear();
+        let mut plan = fake.command();
+        plan.args(["plan", "-"]).env_clear();
         let shown = run_with(&mut plan, container.state().as_bytes()).ok();
         assert_eq!(
             shown.contains("ONH-231"),
@@ -141,8 +128,7 @@ fn cuda_compat() {
         assert_says(&found, &[&format!("{LIBDIR}/libnvidia-ml.so.1")]);
     }
     fake.configure("");
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     std::fs::create_dir_all(dir.path().join("host")).unwrap();
     std::fs::write(dir.path().join("host/libcuda.so.999.1.1"), "").unwrap();
     std::fs::create_dir_all(image.rootfs.join("usr/local/cuda")).unwrap();
@@ -186,10 +172,8 @@ fn links_for_development() {
     ];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     container.hook(&fake.config).ok();
-    let mut generate = Command::new(HOOK);
+    let mut generate = fake.command();
     let spec = run(generate
-        .arg("--config")
-        .arg(&fake.config)
         .args(["cdi", "generate", "--output", "-"])
         .env_clear())
     .ok();
@@ -232,11 +216,8 @@ fn unknown_libraries_are_for_all() {
         let spec = format!(
             r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES=all","NVIDIA_DRIVER_CAPABILITIES={asked}"]}}}}"#
         );
-        let mut plan = Command::new(HOOK);
-        plan.arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-"])
-            .env_clear();
+        let mut plan = fake.command();
+        plan.args(["plan", "-"]).env_clear();
         let shown = run_with(&mut plan, spec.as_bytes()).ok();
         assert_eq!(
             shown.contains("libnvidia-later"),
@@ -301,8 +282,8 @@ pub fn compat_library(path: &Path, drivers: &str) {
 
 /// The container gets the node of its GPU, its two capability nodes, and no node of another device.
 fn one_mig_device() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(
         dir.path(),
         &image.rootfs,
@@ -342,8 +323,7 @@ fn one_mig_device() {
         "MIG-51eed000-0002-4000-8000-0000fa4e0002",
         "mig-gpu-51eed000-0000-4000-8000-0000fa4e0000/2/0",
     ] {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let env = format!("NVIDIA_VISIBLE_DEVICES={name}");
         let container = Waiting::start(dir.path(), &image.rootfs, &[&env], "");
         container.hook(&fake.config).ok();
@@ -358,8 +338,8 @@ fn one_mig_device() {
 }
 
 fn mig_management_is_for_privileged_containers() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    let (dir, image) = Image::debian();
     let env = [
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_MIG_CONFIG_DEVICES=all",

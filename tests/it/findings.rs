@@ -60,12 +60,9 @@ fn explained(fake: &FakeDriver, env: &[&str], more: &Value) -> BTreeSet<String> 
     let dir = scratch();
     write_spec(&dir, env, more);
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let mut plan = Command::new(HOOK);
+    let mut plan = fake.command();
     let ran = run_with(
-        plan.arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-", "--json"])
-            .env_clear(),
+        plan.args(["plan", "-", "--json"]).env_clear(),
         state.as_bytes(),
     );
     let explanation: Value = serde_json::from_str(&ran.stdout).unwrap();
@@ -195,8 +192,8 @@ fn of_a_request() {
 }
 
 fn of_a_container() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let libcuda = image.rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1");
     fs::write(&libcuda, "the image's own").unwrap();
     fs::write(
@@ -243,14 +240,7 @@ fn of_a_container() {
     // A state whose process has ended.
     let gone =
         json!({"id": "gone", "pid": i32::MAX, "bundle": dir.path().join("bundle")}).to_string();
-    let mut hook = Command::new(HOOK);
-    let ran = run_with(
-        hook.arg("--config")
-            .arg(&fake.config)
-            .arg("prestart")
-            .env_clear(),
-        gone.as_bytes(),
-    );
+    let ran = run_with(fake.command().arg("prestart").env_clear(), gone.as_bytes());
     assert!(ran.stderr.contains("(ONH-040)\nhint: "), "{ran:?}");
     ran.failed(1);
 
@@ -258,11 +248,8 @@ fn of_a_container() {
         ("/proc/x.json", "ONH-050"),
         (dir.path().join("x.json").to_str().unwrap(), "ONH-403"),
     ] {
-        let mut generate = Command::new(HOOK);
-        generate
-            .arg("--config")
-            .arg(&fake.config)
-            .args(["cdi", "generate", "--output", output]);
+        let mut generate = fake.command();
+        generate.args(["cdi", "generate", "--output", output]);
         let ran = run(&mut generate);
         assert!(ran.stderr.contains(&format!("({id})")), "{output}: {ran:?}");
     }

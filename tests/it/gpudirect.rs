@@ -53,8 +53,7 @@ const LIST: &str = "cd /dev; for name in nvidia-fs* infiniband/* gdrdrv nvidia-n
 fn each_variable_gives_its_devices() {
     let fake = host();
     for (variable, nodes) in FEATURES {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let enabled = format!("{variable}=enabled");
         let container = Waiting::start(dir.path(), &image.rootfs, &[GPU, &enabled], "");
         let ran = container.hook(&fake.config);
@@ -75,8 +74,7 @@ fn each_variable_gives_its_devices() {
             "{variable}"
         );
     }
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[GPU, "NVIDIA_GDS=1"], "");
     let ran = container.hook(&fake.config);
     assert_says(
@@ -130,8 +128,7 @@ fn a_missing_module_is_named() {
 fn denied_features_are_refused() {
     let fake = host();
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let env = [GPU, "NVIDIA_GDRCOPY=enabled"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let stderr = container.hook(&fake.config).failed(1);
@@ -154,8 +151,7 @@ fn files_of_another_place() {
     std::fs::create_dir(etc.join("alternatives")).unwrap();
     std::fs::rename(etc.join("cufile.json"), etc.join("alternatives/cufile")).unwrap();
     symlink("/etc/alternatives/cufile", etc.join("cufile.json")).unwrap();
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let env = [GPU, "NVIDIA_GDS=enabled"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     container.hook(&fake.config).ok();
@@ -163,8 +159,7 @@ fn files_of_another_place() {
     for change in ["ln -sfn /etc etc/cufile.json", "chown 65534 run/udev"] {
         shell!("cd '{}'; {change}", fake.root.display());
     }
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
     assert_says(
@@ -224,8 +219,7 @@ fn no_directory_leads_to_a_program() {
     let _listening = UnixListener::bind(&control).unwrap();
     assert_eq!(programs_below([fake.root.join("run/udev")]), [control]);
 
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &ALL_FEATURES, "");
     container.hook(&fake.config).ok();
     let mountinfo = container.mountinfo();
@@ -263,8 +257,7 @@ fn no_directory_leads_to_a_program() {
 /// The directory is examined at each start, also if the engine mounts it.
 fn a_socket_in_a_given_directory() {
     let fake = host();
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     cdi(
         &fake,
         &[
@@ -313,8 +306,7 @@ fn edit_config(fake: &FakeDriver, image: &Image, env: &[&str]) -> Value {
 
 fn the_edited_config_lists_them() {
     let fake = host();
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (_dir, image) = Image::debian();
     let env = [GPU, "NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
     let edited = edit_config(&fake, &image, &env);
     let (devices, mounts) = (
@@ -363,10 +355,8 @@ fn status_shows_them() {
     let fake = host();
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
     let status = |json: bool| {
-        let mut status = Command::new(HOOK);
+        let mut status = fake.command();
         status
-            .arg("--config")
-            .arg(&fake.config)
             .arg("status")
             .args(json.then_some("--json"))
             .env_clear();

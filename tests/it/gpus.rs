@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::cdi::{GPU_0, GPU_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, assert_says, run, run_with, scratch};
+use crate::support::{Need, Ran, assert_says, run, run_with, scratch};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -17,11 +17,7 @@ tests! {
 }
 
 fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(Command::new(HOOK)
-        .arg("--config")
-        .arg(&fake.config)
-        .args(arguments)
-        .env_clear())
+    run(fake.command().args(arguments).env_clear())
 }
 
 fn spec(asked: &str) -> String {
@@ -32,13 +28,8 @@ fn spec(asked: &str) -> String {
 
 /// Runs `ARGUMENTS` with the config.json of a container that requests these GPUs on stdin.
 fn for_container(fake: &FakeDriver, asked: &str, arguments: &[&str]) -> Ran {
-    let mut command = Command::new(HOOK);
     run_with(
-        command
-            .arg("--config")
-            .arg(&fake.config)
-            .args(arguments)
-            .env_clear(),
+        fake.command().args(arguments).env_clear(),
         spec(asked).as_bytes(),
     )
 }

@@ -47,18 +47,14 @@ fn with(mut spec: Value, env: &[&str], bounding: &[&str]) -> String {
 }
 
 fn plan(fake: &FakeDriver, spec: &str) -> Ran {
-    let mut command = Command::new(HOOK);
-    command
-        .arg("--config")
-        .arg(&fake.config)
-        .args(["plan", "-"])
-        .env_clear();
+    let mut command = fake.command();
+    command.args(["plan", "-"]).env_clear();
     run_with(&mut command, spec.as_bytes())
 }
 
 fn device_nodes_bring_the_files() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    let (_dir, image) = Image::debian();
     for (locked, env) in [
         ("", &[][..]),
         (LOCKED, &[]),
@@ -135,8 +131,8 @@ fn device_nodes_of_mig_devices() {
 }
 
 fn device_nodes_that_mean_nothing() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let before = container.mountinfo();
     for env in ["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES="] {
@@ -165,8 +161,8 @@ fn device_nodes_that_mean_nothing() {
 
 /// The container requests nothing from the hook, and starts as its config.json describes it.
 fn device_nodes_stop_no_container() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let before = container.mountinfo();
     let gpu_7 = json!({"linux": {"devices": [node("nvidia7", 195, 7)]}});
@@ -201,8 +197,8 @@ fn device_nodes_stop_no_container() {
 /// The device that config.json lists at the path of a device node is not replaced. A container that requests GPUs does not
 /// start.
 fn a_device_in_the_place_of_a_node() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let before = container.mountinfo();
     let config = fake.config.display().to_string();
@@ -320,8 +316,8 @@ fn a_mount_that_asks_for_all() {
 }
 
 fn a_library_alone_sets_nothing_up() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let env = &["NVIDIA_VISIBLE_DEVICES=all"];
     let library = json!({"source": "/lib/libcuda.so.1", "destination": "/opt/mylibs/libcuda.so.1"});
@@ -438,11 +434,8 @@ fn privilege_in_another_user_namespace() {
     let own = json!({"linux": {"namespaces": [{"type": "user"}, {"type": "mount"}]}});
     let joined = json!({"linux": {"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]}});
     let asked = |spec: &str| {
-        let mut command = Command::new(HOOK);
-        command
-            .arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-", "--request", "--json"]);
+        let mut command = fake.command();
+        command.args(["plan", "-", "--request", "--json"]);
         let ran = run_with(command.env_clear(), spec.as_bytes());
         serde_json::from_str::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
     };

@@ -219,11 +219,8 @@ fn bash_completes() {
     // bash splits a line at = and :, and already has the part before it.
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let dirs = dir.path().display();
-    let mut generate = Command::new(HOOK);
-    generate
-        .arg("--config")
-        .arg(&fake.config)
-        .args(["cdi", "generate", "--output"]);
+    let mut generate = fake.command();
+    generate.args(["cdi", "generate", "--output"]);
     run(generate.arg(dir.path().join("nvidia.yaml"))).ok();
     for (line, word) in [
         ("cdi generate --format=y", "yaml"),

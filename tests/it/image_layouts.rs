@@ -135,8 +135,7 @@ fn a_volume_that_makes_the_directories_one() {
 fn loaders_without_the_cache() {
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = with_mounts(dir.path(), &image.rootfs, &edits);
     let args = &edits.hooks[0].args[1..];
     container.create_runtime_hook(args).ok();
@@ -159,8 +158,7 @@ fn libraries_of_an_older_driver() {
         fake.root.display()
     );
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let lib = image.rootfs.join("usr/lib/x86_64-linux-gnu");
     for name in ["libcuda", "libnvidia-ml", "libnvidia-opencl"] {
         let file = format!("{name}.so.470.1");
@@ -183,8 +181,7 @@ fn libraries_of_an_older_driver() {
 /// The copy that a start with an older driver left is replaced, and a file that the container has written stays.
 fn copies_of_an_older_driver() {
     let fake = FakeDriver::new(&["--gpus", "1", "--all-files"]);
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let start = |text: &str| {
         let icd = "etc/OpenCL/vendors/nvidia.icd";
         std::fs::write(fake.root.join(icd), text).unwrap();
@@ -234,8 +231,7 @@ fn no_gpu_needs_no_nvml() {
 /// TensorFlow's and other images list CUDA's stubs for ldconfig, and a user runs it in the container.
 fn stubs_after_ldconfig() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let script = "cd \"$0\"; mkdir -p usr/local/cuda/stubs etc/ld.so.conf.d; cp \"$1\" usr/local/cuda/stubs/libcuda.so.1; \
         echo /usr/local/cuda/stubs >etc/ld.so.conf.d/cuda-stubs.conf; /sbin/ldconfig -r .";
     run(Command::new("sh")
@@ -261,8 +257,8 @@ fn stubs_after_ldconfig() {
 
 /// A full disk during an update leaves empty and truncated files.
 fn a_library_that_is_not_whole() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let (dir, image) = Image::debian();
     let library = fake
         .root
         .join("usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01");
@@ -299,8 +295,7 @@ fn a_partial_linker_cache() {
         .arg(&lib)
         .arg(stub("libnvidia-glcore.so.535.183.01", false)))
     .ok();
-    let mut files = Command::new(HOOK);
-    files.arg("--config").arg(&fake.config);
+    let mut files = fake.command();
     let listed = run(files.args(["files", "--libraries"])).ok();
     for name in ["libcuda", "libnvidia-ml", "libnvidia-glcore"] {
         assert_says(&listed, &[&format!("{name}.so.535.183.01")]);

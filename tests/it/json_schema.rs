@@ -67,10 +67,8 @@ fn commands_print_what_it_documents() {
     for fake in hosts() {
         let output = dir.path().join("nvidia.yaml");
         let hook = |arguments: &str| {
-            let mut hook = Command::new(HOOK);
-            hook.arg("--config")
-                .arg(&fake.config)
-                .args(arguments.split(' '));
+            let mut hook = fake.command();
+            hook.args(arguments.split(' '));
             run_with(hook.env_clear(), spec.to_string().as_bytes())
         };
         hook(&format!("cdi generate --output {}", output.display()));

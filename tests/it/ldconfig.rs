@@ -285,8 +285,8 @@ fn nothing_is_written_without_need() {
         container.exec(&format!("ldconfig && {LOOK}")).ok();
         container.exec(&format!("test -e {LIST}")).failed(1);
     }
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let conf = || {
         snapshot(&image.rootfs.join("etc"))
             .lines()
@@ -302,8 +302,8 @@ fn nothing_is_written_without_need() {
 
 /// Files of an earlier start: with another driver, or of a container from which the image was committed.
 fn a_list_that_is_out_of_date_goes() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let list = image.rootfs.join(&LIST[1..]);
     for (text, stays) in [
         (
@@ -319,8 +319,7 @@ fn a_list_that_is_out_of_date_goes() {
         assert_the_same_after_ldconfig(&container);
     }
     // A file that is not ours is not replaced either.
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     std::fs::write(image.rootfs.join(&LIST[1..]), "/opt/other\n").unwrap();
     let container = cdi_container(dir.path(), &suse(), &image.rootfs);
     assert_eq!(container.exec(&format!("cat {LIST}")).ok(), "/opt/other\n");
@@ -429,8 +428,7 @@ fn a_container_that_ran_with_another_driver() {
         .ok();
     }
     // A rootfs that may also belong to another container is not changed.
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let empty = image
         .rootfs
         .join("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01");

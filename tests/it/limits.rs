@@ -1,12 +1,10 @@
 //! `[devices]` in config.toml. If a list were misread, a container could get a GPU, so an invalid entry is never ignored
 //! silently.
 
-use std::process::Command;
-
 use serde_json::{Value, json};
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, run_with, scratch};
+use crate::support::{Need, Ran, run_with, scratch};
 
 tests! {
     NEEDS => an_entry_of_no_form_is_an_error, each_form_denies, an_entry_that_matches_nothing,
@@ -22,12 +20,9 @@ fn plan(fake: &FakeDriver, env: &str) -> Value {
     let spec = json!({"process": {"env": [env]}, "root": {"path": "/nowhere"}});
     std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let mut plan = Command::new(HOOK);
+    let mut plan = fake.command();
     let ran = run_with(
-        plan.arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-", "--json"])
-            .env_clear(),
+        plan.args(["plan", "-", "--json"]).env_clear(),
         state.as_bytes(),
     );
     serde_json::from_str(&ran.stdout).unwrap()
@@ -44,21 +39,13 @@ fn devices(explanation: &Value) -> Vec<&str> {
 }
 
 fn doctor(fake: &FakeDriver) -> Ran {
-    run_with(
-        Command::new(HOOK)
-            .arg("--config")
-            .arg(&fake.config)
-            .args(["doctor", "--json"])
-            .env_clear(),
-        b"",
-    )
+    run_with(fake.command().args(["doctor", "--json"]).env_clear(), b"")
 }
 
 /// Each of these entries once gave the container the GPU that it was meant to deny.
 fn an_entry_of_no_form_is_an_error() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
     for entry in [
         "",
@@ -117,14 +104,7 @@ fn each_form_denies() {
     };
     let all = uuids(&fake);
     assert_eq!(all.len(), 3);
-    let inventory = run_with(
-        Command::new(HOOK)
-            .arg("--config")
-            .arg(&fake.config)
-            .args(["info", "--json"]),
-        b"",
-    )
-    .ok();
+    let inventory = run_with(fake.command().args(["info", "--json"]), b"").ok();
     let inventory: Value = serde_json::from_str(&inventory).unwrap();
     let bus_id = inventory["gpus"][1]["bus_id"].as_str().unwrap();
     let (_, short) = bus_id.split_once(':').unwrap();
@@ -155,8 +135,7 @@ fn each_form_denies() {
 fn an_entry_that_matches_nothing() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fake.configure("[devices]\ndeny = [\"1\", \"7\"]");
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
     let ran = container.hook(&fake.config);
     let says = "deny in the [devices] table of config.toml contains \"7\", which matches no GPU of this host";
@@ -236,8 +215,7 @@ fn capabilities_of_a_denied_mig_device() {
                 format!("{deny:?}")
             }
         ));
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let env = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=all"];
         let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
         container.set_privileged_env(&env);

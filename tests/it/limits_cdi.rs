@@ -203,12 +203,8 @@ fn what_is_asked() {
     let node = json!({"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1});
     container.set_spec_field("linux", json!({"devices": [node]}));
     fake.configure(&limits("deny = [\"1\"]"));
-    let mut plan = Command::new(HOOK);
-    let plan = plan
-        .arg("--config")
-        .arg(&fake.config)
-        .args(["plan", "-", "--json"])
-        .env_clear();
+    let mut plan = fake.command();
+    let plan = plan.args(["plan", "-", "--json"]).env_clear();
     let shown: Value =
         serde_json::from_str(&run_with(plan, container.state().as_bytes()).stdout).unwrap();
     assert_eq!(

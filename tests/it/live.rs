@@ -29,8 +29,8 @@ tests! {
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 
 fn the_driver_works_in_the_container() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     assert_eq!(container.hook(&fake.config).ok(), "");
 
@@ -90,8 +90,8 @@ fn the_driver_works_in_the_container() {
 }
 
 fn mounts_are_restricted_and_private() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let before = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
@@ -135,8 +135,8 @@ fn mounts_are_restricted_and_private() {
 }
 
 fn only_what_was_asked_for() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let env = [
         "NVIDIA_VISIBLE_DEVICES=1",
         "NVIDIA_DRIVER_CAPABILITIES=utility",
@@ -151,8 +151,7 @@ fn only_what_was_asked_for() {
     container.exec("probe-dlopen libcuda.so.1").failed(1);
     assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 1);
 
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(
         dir.path(),
         &image.rootfs,
@@ -169,8 +168,8 @@ fn only_what_was_asked_for() {
 
 /// For a container without GPUs, the hook reads config.json and does nothing else.
 fn no_request_no_trace() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &["PATH=/bin"], "");
     let (mounts, files) = (container.mountinfo(), snapshot(&image.rootfs));
     for env in [
@@ -248,8 +247,8 @@ fn images_that_are_not_debian() {
 }
 
 fn proc_is_masked() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     // This kernel has no NVIDIA driver; a tmpfs has the names of procfs.
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret; \
                 echo 'ModifyDeviceFiles: 1' > $rootfs/proc/driver/nvidia/params";
@@ -303,8 +302,7 @@ fn all_gpus_have_one_mount() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
     let seen = |devices: &str| {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let container = Waiting::start(
             dir.path(),
             &image.rootfs,
@@ -346,8 +344,8 @@ fn all_gpus_have_one_mount() {
 }
 
 fn the_image_has_files_of_its_own() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let libdir = image.rootfs.join(&LIBDIR[1..]);
     std::fs::write(libdir.join("libcuda.so.1"), "the image's own").unwrap();
     std::fs::write(libdir.join("libnvidia-ml.so.535.183.01"), "").unwrap();
@@ -481,8 +479,8 @@ fn links_of_the_image_are_not_followed() {
 }
 
 fn a_failing_step_leaves_nothing() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let libdir = image.rootfs.join(&LIBDIR[1..]);
     // Links are created after the mounts, so a directory at the path of a link causes a late failure.
     std::fs::create_dir(libdir.join("libcuda.so")).unwrap();
@@ -504,8 +502,8 @@ fn a_failing_step_leaves_nothing() {
 }
 
 fn a_second_run_changes_nothing() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(
         dir.path(),
         &image.rootfs,
@@ -578,8 +576,8 @@ fn driver_libraries_in_lib64() {
 }
 
 fn linker_caches_that_are_missing_or_stale() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     std::fs::remove_file(fake.root.join("etc/ld.so.cache")).unwrap();
     container.hook(&fake.config).ok();
@@ -589,8 +587,8 @@ fn linker_caches_that_are_missing_or_stale() {
         .ok();
 
     // One library of the cache is missing; the others work.
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let opencl = fake
         .root
@@ -610,8 +608,8 @@ fn linker_caches_that_are_missing_or_stale() {
 }
 
 fn optional_things_do_not_stop_a_container() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     std::fs::create_dir(image.rootfs.join("usr/bin/nvidia-debugdump")).unwrap();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
@@ -631,8 +629,7 @@ fn graphics_gets_the_gpus_dri_nodes() {
         ("graphics,utility", "by-path card2 renderD130"),
         ("compute,utility", "*"),
     ] {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}");
         let container = Waiting::start(
             dir.path(),
@@ -676,8 +673,8 @@ fn graphics_gets_the_gpus_dri_nodes() {
 
 /// No program is started, and the loader opens no file of the container.
 fn nothing_runs_and_nothing_of_the_container_is_loaded() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let trace = dir.path().join("trace");
     let mut strace = Command::new("strace");

@@ -176,8 +176,7 @@ fn of_doctor(config: &Path) -> (String, String) {
 
 /// An administrator or an archive may have created it.
 fn the_run_directory_is_closed_to_others() {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let (run_dir, records) = (dir.path().join("run"), dir.path().join("run/containers"));
     fs::create_dir_all(&records).unwrap();

@@ -491,8 +491,8 @@ const SEES_GPU_1: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 && test ! -e 
 
 /// "Supervised": the caller is outside, and names the container's first process.
 fn configure_by_pid() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], crate::driver::MASKABLE_PROC);
     let (pid, rootfs) = (
         format!("--pid={}", container.pid()),
@@ -535,8 +535,8 @@ fn configure_by_pid() {
 
 /// "Standalone": the caller is in the container's mount namespace, and the rootfs is not its root yet.
 fn configure_as_lxc_does() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let cli = link(dir.path(), "nvidia-container-cli");
     let mut enter = Command::new("nsenter");
@@ -560,8 +560,8 @@ fn configure_as_lxc_does() {
 
 /// The same in a user namespace in which only root exists.
 fn configure_as_enroot_does() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let cli = link(dir.path(), "nvidia-container-cli");
     let script = format!(
         "mount --rbind '{rootfs}' '{rootfs}'; mount -t tmpfs dev '{rootfs}/dev'; \
@@ -632,8 +632,8 @@ fn configure_obeys() {
 
 /// From a hook script of a runtime, with a device cgroup: the container can open its GPU, and no other.
 fn configure_gives_access() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let cli = link(dir.path(), "nvidia-container-cli");
     let hook = dir.path().join("hook");
     let text = format!(

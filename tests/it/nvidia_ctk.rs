@@ -269,8 +269,7 @@ const PARAMS: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/dr
 
 fn device_nodes_are_not_modified() {
     let (_bin, program) = ctk();
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], PARAMS);
     let see = "cd /proc/driver/nvidia; cat params; ls -d gpus/x; echo >>params";
     let mut mounts = String::new();
@@ -289,8 +288,7 @@ fn device_nodes_are_not_modified() {
         mounts = container.mountinfo();
     }
     // A container that does not see the driver there.
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     call(&container, &program, &["disable-device-node-modification"]).ok();
     // A file of the kernel at that path is not read: a read of this one takes messages from syslog.
@@ -362,8 +360,7 @@ fn modes() {
 
 fn application_profile() {
     let (_bin, program) = ctk();
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     container.set_spec_field(
         "linux",
@@ -428,8 +425,7 @@ fn links_of_the_image_are_not_followed() {
 
 fn state_in_a_file() {
     let (_bin, program) = ctk();
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let state = dir.path().join("state.json");
     std::fs::write(&state, container.state()).unwrap();

@@ -182,8 +182,7 @@ fn a_user_opens_them() {
         (Some(kernels::WITHOUT_OPENAT2.kernel), MASKABLE_PROC),
     ] {
         kernels::set(kernel);
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         // The first process of the second container is root, and opens them too.
         let user = if script == read_only {
             json!({"uid": 0, "gid": 0})
@@ -248,8 +247,7 @@ fn nodes_that_the_runtime_created() {
     let listed = json!({"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 0o660, "uid": 0, "gid": group});
     for config in ["", NODES_OF_THE_HOST] {
         fake.configure(config);
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let container = Waiting::start(dir.path(), &image.rootfs, ENV, &before);
         let user = json!({"uid": 1000, "gid": 1000});
         container.set_spec(
@@ -280,8 +278,7 @@ fn the_hosts_nodes_if_configured() {
             group.to_string(),
         ),
     ] {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let container = start(dir.path(), &image, &user, "");
         container.hook(&fake.config).ok();
         let userspec = format!("{}:{}", user["uid"], user["gid"]);
@@ -304,8 +301,7 @@ fn the_hosts_nodes_if_configured() {
         let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
         assert_eq!(opened.matches(": EACCES").count(), 4, "{opened}");
     }
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
     let ran = container.hook(&fake.config);
     assert!(
@@ -318,8 +314,7 @@ fn the_hosts_nodes_if_configured() {
         run(Command::new("chown").arg("0:0").arg(&path)).ok();
         run(Command::new("chmod").arg("600").arg(&path)).ok();
     }
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
     let ran = container.hook(&fake.config);
     let says = "user 1000 of the container cannot open \"";
@@ -339,8 +334,7 @@ fn the_hosts_nodes_if_configured() {
 fn where_none_can_be_created() {
     let fake = suse();
     let user = json!({"uid": 1000, "gid": 1000});
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     for (config, hook) in [
         ("no-cgroups = true", vec![HOOK]),
         ("", vec!["setpriv", "--bounding-set=-mknod", HOOK]),
@@ -352,11 +346,8 @@ fn where_none_can_be_created() {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert_eq!(ran.stderr.matches("ONH-219").count(), 1, "{ran:?}");
         assert_says(&ran.stderr, &[&format!("--group-add {}", video())]);
-        let mut plan = Command::new(HOOK);
-        plan.arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-"])
-            .env_clear();
+        let mut plan = fake.command();
+        plan.args(["plan", "-"]).env_clear();
         let explained = run_with(&mut plan, container.state().as_bytes()).ok();
         // Whether it may create nodes is examined at the start only.
         let is_created = explained.contains("\ndevice nodes that the hook creates: ");
@@ -379,8 +370,7 @@ fn the_hosts_dev_is_left_alone() {
     let fake = suse();
     let host = fake.root.join("dev");
     let before = fingerprint(&host, "");
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let volume = format!("mount --bind '{}' $rootfs/dev", host.display());
     let container = Waiting::start(dir.path(), &image.rootfs, ENV, &volume);
     // Without "graphics", which adds links in /dev/dri.

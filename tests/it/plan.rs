@@ -73,8 +73,8 @@ fn stdin_is_config_json_or_a_state() {
 
 /// The container mounts its own file system at /etc, whose server decides when a lookup ends.
 fn a_file_system_that_does_not_answer() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let mount = format!(
         "mkfifo '{0}/mounted'; '{1}' $rootfs/etc accept >'{0}/mounted' & read line <'{0}/mounted'",
         dir.path().display(),
@@ -213,8 +213,7 @@ fn gpus_by_cdi() {
 
 /// On a host whose driver and image have fixed paths.
 fn what_a_person_reads() {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (_dir, image) = Image::debian();
     let script = "mount -t tmpfs host /mnt\n\
                   mkdir /mnt/driver /mnt/rootfs\n\
                   mount --bind \"$1\" /mnt/driver\n\

@@ -72,8 +72,7 @@ impl Host {
 
     /// Runs the hook for a new container, and returns the output of this shell script in it.
     fn container(&self, env: &[&str], script: &str) -> (Ran, String) {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let container = Waiting::start(dir.path(), &image.rootfs, env, MASKABLE_PROC);
         let mut hook = self.program();
         hook.arg("--config").arg(&self.fake.config).arg("prestart");

@@ -64,8 +64,7 @@ fn sizes(dir: &Path) -> Vec<u64> {
 
 /// Each list of a request can be as long as config.json. Without the limit, the record contained it in full, four times as long.
 fn a_request_of_megabytes() {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let names = |prefix: &str| {
         (0..400_000)
             .map(|n| format!("{prefix}{n:05}"))
@@ -100,8 +99,8 @@ fn a_request_of_megabytes() {
 
 /// A container that is started again has another process. What an earlier stage of the same start did is in the same record.
 fn each_start_has_its_record() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let (dir, image) = Image::debian();
     let env = ["NVIDIA_VISIBLE_DEVICES=1"];
     let start = || Waiting::start(dir.path(), &image.rootfs, &env, "");
     let call = |container: &Waiting| container.call(&mut isolated(dir.path()), &fake.config);
@@ -177,8 +176,8 @@ fn an_error_precedes_the_warnings() {
 
 /// The hook edits config.json for nvidia-container-runtime, and its hook entry in config.json does the rest: both have one record.
 fn an_edited_config_and_its_hook_entry() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     // The id is that of Podman's own mounts.
     let id = "5c".repeat(32);

@@ -49,8 +49,8 @@ fn precreate() {
 }
 
 fn create_container() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let config = fake.config.display().to_string();
     let hook = || {

@@ -67,8 +67,8 @@ fn read_only_rootfs() {
 
 /// A layer would hide the volume: an error is better than a hidden volume.
 fn read_only_rootfs_with_mounts_in_the_way() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     std::fs::create_dir(image.rootfs.join(&LIBDIR[1..]).join("volume")).unwrap();
     let before = format!("{READ_ONLY}; mount -t tmpfs volume \"$rootfs{LIBDIR}/volume\"");
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, &before);
@@ -80,8 +80,8 @@ fn read_only_rootfs_with_mounts_in_the_way() {
 
 /// If the image contains the mount points, no layer is needed.
 fn read_only_rootfs_made_for_the_driver() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
     container.hook(&fake.config).ok();
     drop(container);
@@ -124,8 +124,7 @@ fn driver_files_of_the_image() {
         "libcuda.so",
     ];
     for kind in ["file", "link", "dangling link", "link to a directory"] {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         for name in names {
             let path = image.rootfs.join(&LIBDIR[1..]).join(name);
             match kind {
@@ -144,8 +143,7 @@ fn driver_files_of_the_image() {
         );
     }
     for name in names {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         std::fs::create_dir(image.rootfs.join(&LIBDIR[1..]).join(name)).unwrap();
         let before = snapshot(&image.rootfs);
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
@@ -175,8 +173,7 @@ fn links_in_the_image() {
         "rm -r usr/lib/x86_64-linux-gnu; ln -s /nowhere usr/lib/x86_64-linux-gnu", "open its directory";
         "rm -r usr/lib/x86_64-linux-gnu; echo >usr/lib/x86_64-linux-gnu", "(ENOTDIR)";
     } {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         shell!("cd '{}'; {script}", image.rootfs.display());
         let before = snapshot(&image.rootfs);
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
@@ -275,8 +272,8 @@ fn no_glibc() {
 }
 
 fn noexec_dev() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(
         dir.path(),
         &image.rootfs,
@@ -295,8 +292,7 @@ fn noexec_dev() {
 fn volumes_with_shared_propagation() {
     let fake = FakeDriver::shared();
     for propagation in ["shared", "slave"] {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         // The host's side: a shared mount in a namespace from which the container's is created.
         let before = format!(
             "mkdir '{0}/volume'; mount -t tmpfs volume '{0}/volume'; mount --make-shared '{0}/volume'; \
@@ -326,8 +322,8 @@ fn volumes_with_shared_propagation() {
 }
 
 fn set_up_by_another_program() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
     let (files, mounts) = (snapshot(&image.rootfs), container.mountinfo());
     for more in [

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::driver::{FakeDriver, Image};
 use crate::harness::part;
-use crate::support::{HOOK, Need, host_wide_name, scratch, sh, shell};
+use crate::support::{HOOK, Need, host_wide_name, sh, shell};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -71,8 +71,8 @@ impl Drop for MemoryCgroup {
 }
 
 fn a_thousand_in_sequence_and_a_hundred_at_once() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::shared();
+    let (dir, image) = Image::debian();
     let id = host_wide_name("soak");
     write_bundle(dir.path(), &fake.config);
     let memory = MemoryCgroup::new(&id);

@@ -96,8 +96,8 @@ fn run_by<'a>(functions: &'a Functions, args: &[&str], state: &str) -> BTreeSet<
 
 /// Returns the functions of a start without GPUs, and those of one with eight GPUs.
 fn starts(functions: &Functions) -> [BTreeSet<&str>; 2] {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let fake = FakeDriver::new(&["--gpus", "8", "--all-files"]);
+    let (dir, image) = Image::debian();
     let start = |name: &str| {
         let dir = dir.path().join(name);
         CriContainer::start(&dir, &image.rootfs, "mount -t tmpfs layer $layer")

@@ -36,9 +36,8 @@ fn every_hook_entry_has_one() {
     let fake = FakeDriver::shared();
     let dir = scratch();
     let spec_file = dir.path().join("nvidia.json");
-    run(Command::new(HOOK)
-        .arg("--config")
-        .arg(&fake.config)
+    run(fake
+        .command()
         .args(["cdi", "generate", "--output"])
         .arg(&spec_file))
     .ok();
@@ -82,12 +81,8 @@ fn a_call_that_waits_for_another() {
     let waiting = [&first, &second].map(|dir| Waiting::start(dir.path(), &image.rootfs, &env, ""));
     let started = Instant::now();
     let hooks = waiting.each_ref().map(|container| {
-        let mut hook = Command::new(HOOK);
-        let hook = hook
-            .arg("--config")
-            .arg(&fake.config)
-            .arg("prestart")
-            .env_clear();
+        let mut hook = fake.command();
+        let hook = hook.arg("prestart").env_clear();
         let mut hook = hook
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())
@@ -134,8 +129,7 @@ fn a_person_who_waits_sees_a_line() {
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 20");
     fake.set_nvml(|text| format!("init-delay-ms 2000\n{text}"));
 
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let state = dir.path().join("state.json");
     std::fs::write(&state, container.state()).unwrap();
@@ -191,10 +185,7 @@ fn a_person_who_waits_sees_a_line() {
             false => assert!(waits(&ran).is_empty(), "{command}: {ran:?}"),
         }
     }
-    let piped = run(Command::new(HOOK)
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("info"));
+    let piped = run(fake.command().arg("info"));
     assert!(!piped.stderr.contains("waiting for NVML"), "{piped:?}");
     piped.ok();
 

@@ -76,8 +76,7 @@ struct Container {
 
 impl Container {
     fn new(env: &[&str]) -> Self {
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let waiting = Waiting::start(dir.path(), &image.rootfs, env, "");
         Self { dir, waiting }
     }

@@ -40,20 +40,13 @@ fn start(dir: &Path, fake: &FakeDriver, layout: &str, env: &[&str]) -> (Ran, Wai
 
 /// Runs a command of the hook with config.toml of this host.
 fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(Command::new(HOOK)
-        .arg("--config")
-        .arg(&fake.config)
-        .args(arguments)
-        .env_clear())
+    run(fake.command().args(arguments).env_clear())
 }
 
 fn plan(fake: &FakeDriver, env: &[&str]) -> Value {
     let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}});
-    let mut plan = Command::new(HOOK);
-    plan.arg("--config")
-        .arg(&fake.config)
-        .args(["plan", "-", "--json"])
-        .env_clear();
+    let mut plan = fake.command();
+    plan.args(["plan", "-", "--json"]).env_clear();
     serde_json::from_str(&run_with(&mut plan, spec.to_string().as_bytes()).stdout).unwrap()
 }
 
@@ -271,8 +264,7 @@ fn limits_are_refused() {
 
 fn the_edited_config_lists_the_node() {
     let fake = host("1");
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (_dir, image) = Image::debian();
     let spec = json!({
         "root": {"path": image.rootfs}, "process": {"env": [ALL]}, "mounts": [],
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},

@@ -323,8 +323,7 @@ fn cve_2025_23266_nvidias_other_names() {
 
 /// The program itself: what it executes and opens, with every variable that a C library interprets.
 fn cve_2025_23266_the_static_program() {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let marks = dir.path().join("marks");
     std::fs::create_dir(&marks).unwrap();
     make_hostile(&image.rootfs, &marks);
@@ -412,8 +411,7 @@ fn cve_2025_23266_the_static_program() {
 
 /// Which hooks get the environment of the container: the rule of `is_inherited` covers what the runtime does at each stage.
 fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let bundle = dir.path().join("bundle");
     std::fs::create_dir(&bundle).unwrap();
     let stages = [

@@ -180,8 +180,7 @@ fn kernel_protects_links() -> bool {
 }
 
 fn sources_that_users_of_the_host_choose() {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (_dir, image) = Image::debian();
     for plant in PLANTS {
         let fake = host();
         let root = fake.root.display();
@@ -308,12 +307,8 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
         container.mountinfo()
     );
 
-    let mut doctor = Command::new(HOOK);
-    let ran = run(doctor
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("doctor")
-        .env_clear());
+    let mut doctor = fake.command();
+    let ran = run(doctor.arg("doctor").env_clear());
     assert_eq!(
         !is_given,
         ran.stdout.contains("ONH-218") && ran.stdout.contains(refused),
@@ -331,12 +326,9 @@ fn is_mounted(container: &Waiting, path: &str) -> bool {
 }
 
 fn plan(container: &Waiting, fake: &FakeDriver) -> Ran {
-    let mut plan = Command::new(HOOK);
+    let mut plan = fake.command();
     run_with(
-        plan.arg("--config")
-            .arg(&fake.config)
-            .args(["plan", "-"])
-            .env_clear(),
+        plan.args(["plan", "-"]).env_clear(),
         container.state().as_bytes(),
     )
 }
@@ -554,8 +546,7 @@ fn nodes_and_sockets_stay_as_they_are() {
     let before = handed_out(&fake);
     for kernel in [None, Some(kernels::OLDEST)] {
         kernels::set(kernel);
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let (dir, image) = Image::debian();
         let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
         container.hook(&fake.config).ok();
         is_harmless(&container.exec(&deface).ok(), false);

@@ -120,11 +120,8 @@ fn arguments_read(fake: &FakeDriver, arguments: &str) -> (Ran, BTreeMap<String, 
 fn a_name_that_another_container_has() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let _other = Pretends::start(0, "conmon", 1, &format!("conmon -c {ID} -n web"));
-    let mut doctor = Command::new(HOOK);
-    doctor
-        .arg("--config")
-        .arg(&fake.config)
-        .args(["doctor", "--container", "web"]);
+    let mut doctor = fake.command();
+    doctor.args(["doctor", "--container", "web"]);
     let stderr = run(&mut doctor).failed(3);
     assert!(stderr.contains("no running container \"web\""), "{stderr}");
 }

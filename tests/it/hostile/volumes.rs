@@ -329,8 +329,7 @@ const SEEN: &str = "seen() { find \"$1\" -printf '%p %i %y %U:%G %m %s %l\\n' | 
 /// hook does not do it either.
 fn volumes_with_the_hosts_etc() {
     let podman = Podman::with_image();
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let etc = podman.dir.path().join("host-etc").display().to_string();
     // The host's directory to which the image's links lead. It contains the runtime's mount points.
     shell!(
@@ -377,8 +376,7 @@ fn volumes_with_the_hosts_dev() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     add_vendor(&fake);
     podman.install_hook(&fake.config);
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (_dir, image) = Image::debian();
     shell!(
         "cd '{}'; rm -rf usr/share; ln -s /dev usr/share",
         image.rootfs.display()
@@ -444,8 +442,7 @@ fn files_of_others_in_a_user_namespace() {
 
 /// A container in the mount namespace of the host, or of the hook's caller: mounts would stay there.
 fn no_mount_namespace_is_refused() {
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let (dir, image) = Image::debian();
     let fake = FakeDriver::shared();
     let spec = serde_json::json!({
         "ociVersion": "1.0.2", "process": {"args": ["sh"], "env": ["NVIDIA_VISIBLE_DEVICES=all"]},
