@@ -18,18 +18,12 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::scene::{CriContainer, overlay};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh, shell};
 
-const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("strip")];
-const NEEDS_VALGRIND: &[Need] = &[
-    Need::Release,
-    Need::Program("cc"),
-    Need::Program("valgrind"),
-];
+const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Programs(&["cc", "strip"])];
+const NEEDS_VALGRIND: &[Need] = &[Need::Release, Need::Programs(&["cc", "valgrind"])];
 const NEEDS_DRIVER: &[Need] = &[
     Need::Root,
     Need::Release,
-    Need::Program("cc"),
-    Need::Program("valgrind"),
-    Need::Program("strace"),
+    Need::Programs(&["cc", "valgrind", "strace"]),
 ];
 
 tests! {

@@ -25,9 +25,7 @@ tests! {
 
 const JOURNAL: &[Need] = &[
     Need::Root,
-    Need::Program("losetup"),
-    Need::Program("mkfs.ext4"),
-    Need::Program("debugfs"),
+    Need::Programs(&["losetup", "mkfs.ext4", "debugfs"]),
 ];
 
 fn command(fake: &FakeDriver, verb: &str) -> Ran {

@@ -9,18 +9,14 @@ use crate::support::{Need, nvml_program, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("systemd-run"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "systemd-run", "nsenter"]),
     Need::CgroupV2,
     Need::Cargo,
 ];
 /// This test takes a minute.
 const LONG: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("systemd-run"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "systemd-run", "nsenter"]),
     Need::CgroupV2,
     Need::Cargo,
     Need::Part(part::ENDURANCE),

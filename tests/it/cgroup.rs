@@ -25,30 +25,23 @@ const V1: &[Need] = &[Need::Root, Need::CgroupV1];
 const V1_DRIVER: &[Need] = &[
     Need::Root,
     Need::CgroupV1,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "unshare", "nsenter"]),
 ];
 const V2: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare")];
 const V2_DRIVER: &[Need] = &[
     Need::Root,
     Need::CgroupV2,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "unshare", "nsenter"]),
 ];
 const PODMAN_CRUN_V1: &[Need] = &[
     Need::Root,
     Need::CgroupV1,
-    Need::Program("podman"),
-    Need::Program("crun"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "crun", "cc"]),
 ];
 const RUNC: &[Need] = &[
     Need::Root,
     Need::CgroupV2,
-    Need::Program("unshare"),
-    Need::Program("runc"),
+    Need::Programs(&["unshare", "runc"]),
 ];
 
 tests! {

@@ -17,11 +17,7 @@ use crate::support::{Need, assert_says, sh, source};
 const NEEDS: &[Need] = &[
     Need::Root,
     Need::Cargo,
-    Need::Program("cc"),
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("ldd"),
-    Need::Program("mkfifo"),
+    Need::Programs(&["cc", "podman", "runc", "ldd", "mkfifo"]),
 ];
 
 tests! {

@@ -12,24 +12,15 @@ use crate::{built, docs, old_packages};
 
 const BUILD: &[Need] = &[
     Need::Root,
-    Need::Program("dpkg-buildpackage"),
-    Need::Program("dh"),
-    Need::Program("cc"),
+    Need::Programs(&["dpkg-buildpackage", "dh", "cc"]),
 ];
 const LINT: &[Need] = &[
     Need::Root,
-    Need::Program("dpkg-buildpackage"),
-    Need::Program("dh"),
-    Need::Program("cc"),
-    Need::Program("lintian"),
+    Need::Programs(&["dpkg-buildpackage", "dh", "cc", "lintian"]),
 ];
 const PODMAN: &[Need] = &[
     Need::Root,
-    Need::Program("dpkg-buildpackage"),
-    Need::Program("dh"),
-    Need::Program("cc"),
-    Need::Program("podman"),
-    Need::Program("runc"),
+    Need::Programs(&["dpkg-buildpackage", "dh", "cc", "podman", "runc"]),
 ];
 
 tests! {

@@ -19,18 +19,13 @@ use crate::support::{HOOK, Need, assert_says, run, run_with, scratch, sh, shell,
 const NEEDS: &[Need] = &[
     Need::Root,
     Need::Debian,
-    Need::Program("apt-get"),
-    Need::Program("dpkg-deb"),
-    Need::Program("cc"),
+    Need::Programs(&["apt-get", "dpkg-deb", "cc"]),
 ];
 
 const NEEDS_STRACE: &[Need] = &[
     Need::Root,
     Need::Debian,
-    Need::Program("apt-get"),
-    Need::Program("dpkg-deb"),
-    Need::Program("cc"),
-    Need::Program("strace"),
+    Need::Programs(&["apt-get", "dpkg-deb", "cc", "strace"]),
 ];
 
 tests! {

@@ -13,17 +13,11 @@ use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
 use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, nvml_program, run, run_with, scratch, sh, shell, source};
 
-const RUNC: &[Need] = &[
-    Need::Root,
-    Need::Program("runc"),
-    Need::Program("cc"),
-    Need::CgroupV1,
-];
+const RUNC: &[Need] = &[Need::Root, Need::Programs(&["runc", "cc"]), Need::CgroupV1];
 
 const RUNC_COMPAT: &[Need] = &[
     Need::Root,
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["runc", "cc"]),
     Need::CgroupV1,
     Need::Build,
     Need::StaticLibc,
@@ -31,9 +25,7 @@ const RUNC_COMPAT: &[Need] = &[
 
 const PODMAN_COMPAT: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "cc"]),
     Need::Build,
     Need::StaticLibc,
 ];

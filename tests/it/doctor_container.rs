@@ -13,31 +13,26 @@ use crate::hostile::blocking;
 use crate::support::{HOOK, Need, run, scratch, sh, shell};
 use crate::{golden, json_schema};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare")];
+const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare"])];
 const NEEDS_STRACE: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("strace"),
-    Need::Program("timeout"),
+    Need::Programs(&["cc", "unshare", "strace", "timeout"]),
 ];
 const NEEDS_FUSE: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
+    Need::Programs(&["cc", "unshare"]),
     Need::Device("/dev/fuse"),
 ];
 const V1: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
+    Need::Programs(&["cc", "unshare"]),
     Need::CgroupV1,
 ];
 
 tests! {
     NEEDS => each_lack_has_its_finding, a_version_that_is_not_checked, only_files_of_a_container_are_opened, what_cannot_be_examined;
     NEEDS_STRACE => files_of_the_kernel_are_not_read;
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), golden::SCRIPT] => without_a_driver;
+    &[Need::Root, Need::Programs(&["cc", "unshare"]), golden::SCRIPT] => without_a_driver;
     NEEDS_FUSE => a_file_system_that_does_not_answer;
     V1 => a_cgroup_that_denies;
 }

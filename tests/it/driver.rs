@@ -10,19 +10,12 @@ use crate::kernels::hook_command;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, shell, source};
 
 /// The needs of tests with [`Waiting`].
-pub const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-];
+pub const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "nsenter"])];
 
 /// For [`Waiting::start`] and the program of the package -compat.
 pub const NEEDS_COMPAT: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "unshare", "nsenter"]),
     Need::Build,
     Need::StaticLibc,
 ];

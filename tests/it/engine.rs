@@ -11,35 +11,21 @@ use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch, scratch_with_short_path};
 
 /// The needs of tests with podman and runc.
-pub const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
-];
+pub const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["podman", "runc", "cc"])];
 /// The needs of tests that examine cgroup v1.
 pub const NEEDS_V1: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "cc"]),
     Need::CgroupV1,
 ];
 /// The needs of tests on cgroup v2.
 pub const NEEDS_V2: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "cc"]),
     Need::CgroupV2,
 ];
 /// The needs of tests with crun.
-pub const NEEDS_CRUN: &[Need] = &[
-    Need::Root,
-    Need::Program("podman"),
-    Need::Program("crun"),
-    Need::Program("cc"),
-];
+pub const NEEDS_CRUN: &[Need] = &[Need::Root, Need::Programs(&["podman", "crun", "cc"])];
 
 /// The cgroups that the container's runtime sees.
 #[derive(Clone, Copy, Debug)]

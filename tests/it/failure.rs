@@ -8,12 +8,7 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::kernels;
 use crate::support::{Need, run_with, scratch, snapshot};
 
-const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("strace"),
-];
+const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "strace"])];
 
 tests! {
     NEEDS => every_call_that_changes_something = every_call(CHANGING, WRITABLE),

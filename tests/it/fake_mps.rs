@@ -8,10 +8,7 @@ use crate::support::{Need, run, scratch, shell, source};
 
 pub const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("setpriv"),
-    Need::Program("timeout"),
+    Need::Programs(&["cc", "unshare", "setpriv", "timeout"]),
 ];
 
 tests! {

@@ -18,12 +18,7 @@ const NEEDS: &[Need] = &[
     Need::Build,
     Need::Part(part::GPU_KIT),
     Need::StaticLibc,
-    Need::Program("cc"),
-    Need::Program("runc"),
-    Need::Program("setpriv"),
-    Need::Program("strace"),
-    Need::Program("strip"),
-    Need::Program("unshare"),
+    Need::Programs(&["cc", "runc", "setpriv", "strace", "strip", "unshare"]),
 ];
 
 tests! {

@@ -48,6 +48,8 @@ pub enum Need {
     Root,
     /// A program on `PATH`
     Program(&'static str),
+    /// Several programs on `PATH`
+    Programs(&'static [&'static str]),
     /// Rust for this user: what rustup puts on `PATH` works only for some users
     Cargo,
     /// The same, and that this user can write to `target`, to build programs
@@ -78,6 +80,7 @@ impl Need {
             Self::Part(part) => Some(part),
             Self::Release => Some(part::RELEASES),
             Self::Debian => Some(part::DRIVERS),
+            Self::Programs(names) => names.iter().find_map(|name| Self::Program(name).part()),
             Self::Program("valgrind") => Some(part::BUDGETS),
             Self::Program("prometheus" | "promtool") => Some(part::METRICS),
             Self::Program(
@@ -92,6 +95,7 @@ impl Need {
     pub fn missing(self) -> Option<String> {
         match self {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
+            Self::Programs(names) => names.iter().find_map(|name| Self::Program(name).missing()),
             Self::Program(name) => {
                 let paths = std::env::var_os("PATH").unwrap_or_default();
                 let found = std::env::split_paths(&paths).any(|dir| dir.join(name).is_file());

@@ -13,10 +13,10 @@ use crate::support::{HOOK, Need, run, scratch, source};
 
 tests! {
     &[] => each_command_has_a_page, the_man_page_is_complete, words_are_offered;
-    &[Need::Root, Need::Program("bash"), Need::Program("cc")] => bash_completes;
+    &[Need::Root, Need::Programs(&["bash", "cc"])] => bash_completes;
     &[Need::Program("zsh")] => zsh_completes;
     &[Need::Program("fish")] => fish_completes;
-    &[Need::Program("mandoc"), Need::Program("groff")] => man_pages_have_no_mistakes;
+    &[Need::Programs(&["mandoc", "groff"])] => man_pages_have_no_mistakes;
 }
 
 fn hook(arguments: &[&str]) -> String {

@@ -24,17 +24,11 @@ tests! {
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("podman"),
-    Need::Program("runc"),
+    Need::Programs(&["cc", "unshare", "podman", "runc"]),
 ];
 const NEEDS_ALL: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("podman"),
-    Need::Program("runc"),
+    Need::Programs(&["cc", "unshare", "podman", "runc"]),
     Need::Part(part::HOST_STATES),
 ];
 

@@ -13,12 +13,8 @@ use nvidia_host::driver::ldcache::{Arch, Cache, NewEntry, parse};
 
 use crate::support::Need;
 
-const NEEDS: &[Need] = &[Need::Program("cc"), Need::Program("/sbin/ldconfig")];
-const NEEDS_ROOT: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("/sbin/ldconfig"),
-];
+const NEEDS: &[Need] = &[Need::Programs(&["cc", "/sbin/ldconfig"])];
+const NEEDS_ROOT: &[Need] = &[Need::Root, Need::Programs(&["cc", "/sbin/ldconfig"])];
 
 tests! {
     NEEDS => reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it, reads_every_layout_that_ldconfig_writes,

@@ -7,12 +7,7 @@ use std::process::Command;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, assert_says, nvml_program, run_with, scratch, sh, shell, snapshot};
 
-const NEEDS_STRACE: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("strace"),
-];
+const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "strace"])];
 
 // The first five also run on kernels that lack one system call (main.rs).
 tests! {

@@ -9,10 +9,7 @@ use crate::support::{Need, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("dpkg-buildpackage"),
-    Need::Program("dh"),
-    Need::Program("cc"),
-    Need::Program("apt-get"),
+    Need::Programs(&["dpkg-buildpackage", "dh", "cc", "apt-get"]),
 ];
 
 tests! {

@@ -6,9 +6,7 @@ use crate::support::{HOOK, Need, nvml_program, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("systemd-run"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "systemd-run", "nsenter"]),
     Need::CgroupV2,
 ];
 

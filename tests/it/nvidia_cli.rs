@@ -9,15 +9,10 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source};
 
-const HOST: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
-const RUNC: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("runc"),
-    Need::CgroupV1,
-];
+const HOST: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
+const RUNC: &[Need] = &[Need::Root, Need::Programs(&["cc", "runc"]), Need::CgroupV1];
 
-const TERMINAL: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("script")];
+const TERMINAL: &[Need] = &[Need::Root, Need::Programs(&["cc", "script"])];
 
 tests! {
     HOST => info_as_documented, list_as_documented, list_of_a_mig_host, list_prints_kinds,

@@ -20,17 +20,13 @@ use crate::support::{HOOK, Need, Ran, assert_says, run, run_with, scratch, sh, s
 const BUILD: &[Need] = &[Need::Program("cc"), Need::Build, Need::StaticLibc];
 const NEEDS_RUNC: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "cc"]),
     Need::Build,
     Need::StaticLibc,
 ];
 const NEEDS_CRUN: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("crun"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "crun", "cc"]),
     Need::Build,
     Need::StaticLibc,
 ];

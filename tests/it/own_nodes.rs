@@ -15,27 +15,18 @@ use crate::support::{HOOK, Need, Ran, assert_says, fingerprint, run, run_with, s
 
 const NEEDS_CRUN: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("crun"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "crun", "cc"]),
     Need::CgroupV2,
 ];
 
 const NEEDS_STRACE: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Program("strace"),
+    Need::Programs(&["cc", "unshare", "nsenter", "strace"]),
 ];
 
 const NEEDS_SETPRIV: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Program("setpriv"),
+    Need::Programs(&["cc", "unshare", "nsenter", "setpriv"]),
 ];
 
 tests! {

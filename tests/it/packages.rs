@@ -8,18 +8,8 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::ldconfig::{LIST, LOOK, cdi_container, edited_container};
 use crate::support::{Need, run, scratch, shell};
 
-const DPKG: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("dpkg"),
-    Need::Program("dpkg-deb"),
-];
-const RPM: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("rpm"),
-    Need::Program("rpmbuild"),
-];
+const DPKG: &[Need] = &[Need::Root, Need::Programs(&["cc", "dpkg", "dpkg-deb"])];
+const RPM: &[Need] = &[Need::Root, Need::Programs(&["cc", "rpm", "rpmbuild"])];
 
 tests! {
     DPKG => dpkg_with_cdi = installs(cdi_container, Manager::Dpkg),

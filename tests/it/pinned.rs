@@ -7,13 +7,11 @@ use crate::cgroup;
 use crate::support::Need;
 
 tests! {
-    &[Need::Root, Need::Program("systemd-run"), Need::Program("nsenter"), Need::CgroupV2] =>
+    &[Need::Root, Need::Programs(&["systemd-run", "nsenter"]), Need::CgroupV2] =>
         the_program_that_crun_pins_stays_extended;
     &[
         Need::Root,
-        Need::Program("systemd-run"),
-        Need::Program("nsenter"),
-        Need::Program("strace"),
+        Need::Programs(&["systemd-run", "nsenter", "strace"]),
         Need::CgroupV2,
     ] => a_hook_that_is_killed_leaves_the_devices_denied;
 }

@@ -17,15 +17,14 @@ tests! {
     SHOWN => what_a_person_reads;
     &[] => nothing_to_plan, gpus_by_cdi;
     &[Need::Root] => a_container_by_its_name;
-    &[Need::Root, Need::Program("cc"), Need::Program("podman"), Need::Program("unshare")] => the_configuration_of_hook_files;
+    &[Need::Root, Need::Programs(&["cc", "podman", "unshare"])] => the_configuration_of_hook_files;
     NEEDS_FUSE => a_file_system_that_does_not_answer;
 }
 
 const SHOWN: &[Need] = &[
     golden::SCRIPT,
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
+    Need::Programs(&["cc", "unshare"]),
 ];
 
 fn plan(arguments: &[&str], stdin: &str) -> Ran {

@@ -13,12 +13,7 @@ use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, scrat
 
 pub const NEEDS_USER: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
-    Need::Program("useradd"),
-    Need::Program("newuidmap"),
-    Need::Program("setpriv"),
+    Need::Programs(&["podman", "runc", "cc", "useradd", "newuidmap", "setpriv"]),
 ];
 
 tests! {

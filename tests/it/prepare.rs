@@ -16,10 +16,7 @@ tests! {
 
 const USER_NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Program("setpriv"),
+    Need::Programs(&["cc", "unshare", "nsenter", "setpriv"]),
 ];
 
 /// A host with the fake driver's nodes in its /dev and the kernel module's reports in its /proc. Libraries are in a driver root

@@ -20,8 +20,7 @@ tests! {
 
 pub const GOLDEN: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
+    Need::Programs(&["cc", "unshare"]),
     Need::CgroupV2,
     golden::SCRIPT,
 ];

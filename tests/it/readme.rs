@@ -18,18 +18,20 @@ use crate::zypper::CUDA_IMAGE;
 
 const HOSTS: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("rpmbuild"),
-    Need::Program("cc"),
-    Need::Program("useradd"),
-    Need::Program("newuidmap"),
-    Need::Program("setpriv"),
-    Need::Program("systemd-analyze"),
+    Need::Programs(&[
+        "podman",
+        "runc",
+        "rpmbuild",
+        "cc",
+        "useradd",
+        "newuidmap",
+        "setpriv",
+        "systemd-analyze",
+    ]),
 ];
 
 tests! {
-    &[Need::Root, Need::Release, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")] => commands_of_a_tree;
+    &[Need::Root, Need::Release, Need::Programs(&["podman", "runc", "cc"])] => commands_of_a_tree;
     HOSTS => commands_of_a_host, everyday_tasks;
     &[] => each_command_runs_somewhere;
 }

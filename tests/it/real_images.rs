@@ -17,9 +17,7 @@ use crate::support::{HOOK, Need, Ran, run, scratch, source};
 const NEEDS: &[Need] = &[
     Need::Root,
     Need::Debian,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "cc"]),
 ];
 
 tests! {

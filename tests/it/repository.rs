@@ -9,22 +9,19 @@ use crate::{built, deb, rpm, zypper};
 
 const ZYPPER: &[Need] = &[
     Need::Root,
-    Need::Program("rpmbuild"),
-    Need::Program("cc"),
-    Need::Program("gpg"),
-    Need::Program("rpmsign"),
-    Need::Program("createrepo_c"),
-    Need::Program("zypper"),
+    Need::Programs(&["rpmbuild", "cc", "gpg", "rpmsign", "createrepo_c", "zypper"]),
 ];
 const APT: &[Need] = &[
     Need::Root,
-    Need::Program("dpkg-buildpackage"),
-    Need::Program("dh"),
-    Need::Program("cc"),
-    Need::Program("gpg"),
-    Need::Program("createrepo_c"),
-    Need::Program("rpmbuild"),
-    Need::Program("apt-ftparchive"),
+    Need::Programs(&[
+        "dpkg-buildpackage",
+        "dh",
+        "cc",
+        "gpg",
+        "createrepo_c",
+        "rpmbuild",
+        "apt-ftparchive",
+    ]),
 ];
 
 tests! {

@@ -11,18 +11,8 @@ use crate::support::{Need, Ran, assert_says, run, scratch, shell, source};
 use crate::{built, docs, old_packages};
 
 // As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
-const LINT: &[Need] = &[
-    Need::Root,
-    Need::Program("rpmbuild"),
-    Need::Program("cc"),
-    Need::Program("rpmlint"),
-];
-const BUILD: &[Need] = &[
-    Need::Root,
-    Need::Program("rpmbuild"),
-    Need::Program("cc"),
-    Need::Program("strip"),
-];
+const LINT: &[Need] = &[Need::Root, Need::Programs(&["rpmbuild", "cc", "rpmlint"])];
+const BUILD: &[Need] = &[Need::Root, Need::Programs(&["rpmbuild", "cc", "strip"])];
 
 tests! {
     &[] => the_spec_has_the_version_of_the_program;

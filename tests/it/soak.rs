@@ -8,8 +8,7 @@ use crate::support::{HOOK, Need, host_wide_name, sh, shell};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["runc", "cc"]),
     Need::CgroupV1,
     Need::Part(part::ENDURANCE),
 ];

@@ -19,9 +19,7 @@ use crate::support::{Need, run, run_with, scratch, source};
 const NEEDS: &[Need] = &[
     Need::Root,
     Need::Release,
-    Need::Program("cc"),
-    Need::Program("nm"),
-    Need::Program("valgrind"),
+    Need::Programs(&["cc", "nm", "valgrind"]),
 ];
 
 tests! {

@@ -15,12 +15,7 @@ use crate::podman_shapes::{NEEDS_USER, User};
 use crate::support::{HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, shell, source};
 use crate::views::without_color;
 
-const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
-];
+const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["podman", "runc", "cc"])];
 
 tests! {
     NEEDS => agrees_with_podman_of_root;
@@ -29,7 +24,7 @@ tests! {
     &[Need::Root, Need::Build] => all_programs_agree_about_cri_o;
     &[] => of_the_device_plugin_for_a_user;
     &[Need::Program("script")] => colours_are_for_terminals;
-    &[Need::Root, Need::Program("cc"), Need::Program("script")] => a_pipe_gets_the_same_lines;
+    &[Need::Root, Need::Programs(&["cc", "script"])] => a_pipe_gets_the_same_lines;
 }
 
 /// `hook FILE STAGE WHEN` writes a hook file that leaves a trace; `$usr` and `$etc` are the two default directories.

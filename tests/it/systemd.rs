@@ -16,18 +16,13 @@ use crate::{built, cgroup};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("runc"),
-    Need::Program("cc"),
-    Need::Program("systemd-run"),
-    Need::Program("nsenter"),
+    Need::Programs(&["runc", "cc", "systemd-run", "nsenter"]),
     Need::CgroupV2,
 ];
 
 const NEEDS_CARGO: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("systemd-run"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "systemd-run", "nsenter"]),
     Need::CgroupV2,
     Need::Build,
 ];

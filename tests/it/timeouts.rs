@@ -13,7 +13,7 @@ use crate::support::{HOOK, Need, Ran, run, scratch, shell, source};
 tests! {
     &[Need::Root, Need::Program("cc")] => every_hook_entry_has_one;
     NEEDS => a_call_that_waits_for_another;
-    &[Need::Root, Need::Program("cc"), SCRIPT, Need::Program("flock"), Need::Program("unshare")] =>
+    &[Need::Root, Need::Program("cc"), SCRIPT, Need::Programs(&["flock", "unshare"])] =>
         a_person_who_waits_sees_a_line;
 }
 

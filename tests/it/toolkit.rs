@@ -8,12 +8,7 @@ use crate::rpm::{CONFIG, Packages, find};
 use crate::support::{Need, run, scratch, sh, shell, source};
 use crate::zypper::{install_base, zypper};
 
-const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::Program("rpmbuild"),
-    Need::Program("cc"),
-    Need::Program("zypper"),
-];
+const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["rpmbuild", "cc", "zypper"])];
 
 tests! {
     NEEDS => zypper_removes_an_old_toolkit, a_new_toolkit_stays;

@@ -13,25 +13,23 @@ use crate::support::{Need, Ran, run, shell, source};
 
 const DEB: &[Need] = &[
     Need::Root,
-    Need::Program("dpkg-buildpackage"),
-    Need::Program("dh"),
-    Need::Program("cc"),
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("setpriv"),
-    Need::Program("newuidmap"),
-    Need::Program("systemd-run"),
-    Need::Program("nsenter"),
+    Need::Programs(&[
+        "dpkg-buildpackage",
+        "dh",
+        "cc",
+        "podman",
+        "runc",
+        "setpriv",
+        "newuidmap",
+        "systemd-run",
+        "nsenter",
+    ]),
     Need::CgroupV2,
 ];
 
 const RPM: &[Need] = &[
     Need::Root,
-    Need::Program("rpmbuild"),
-    Need::Program("cc"),
-    Need::Program("strip"),
-    Need::Program("systemd-run"),
-    Need::Program("nsenter"),
+    Need::Programs(&["rpmbuild", "cc", "strip", "systemd-run", "nsenter"]),
     Need::CgroupV2,
 ];
 

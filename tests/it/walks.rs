@@ -8,7 +8,7 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Need, Ran, assert_says, nvml_program, run, sh, shell, source};
 
-const USER: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
+const USER: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
 
 tests! {
     NEEDS => an_update_without_a_reboot, a_missing_node;

@@ -17,10 +17,7 @@ use crate::{golden, ps};
 
 const STRACE: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("strace"),
-    Need::Program("mount"),
+    Need::Programs(&["cc", "unshare", "strace", "mount"]),
 ];
 
 tests! {

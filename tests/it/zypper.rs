@@ -13,11 +13,7 @@ use crate::{built, docs, old_packages};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("rpmbuild"),
-    Need::Program("cc"),
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("zypper"),
+    Need::Programs(&["rpmbuild", "cc", "podman", "runc", "zypper"]),
 ];
 
 tests! {

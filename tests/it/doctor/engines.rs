@@ -10,7 +10,7 @@ use crate::support::{HOOK, Need, run};
 
 tests! {
     NEEDS => the_configuration_of_the_hook_file;
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("runc")] => programs_that_are_asked_change_nothing;
+    &[Need::Root, Need::Programs(&["podman", "crun", "runc"])] => programs_that_are_asked_change_nothing;
 }
 
 /// doctor judges the configuration that the engines pass to the hook.

@@ -10,7 +10,7 @@ use super::host::changed;
 use crate::support::{HOOK, Need, nvml_program, sh};
 
 tests! {
-    &[Need::OwnProcess, Need::Root, Need::Program("cc"), Need::Program("setpriv")] => podman_of_the_user, a_user_sees_less;
+    &[Need::OwnProcess, Need::Root, Need::Programs(&["cc", "setpriv"])] => podman_of_the_user, a_user_sees_less;
 }
 
 fn podman_of_the_user() {

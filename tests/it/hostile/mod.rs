@@ -20,77 +20,48 @@ use crate::support::Need;
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Program("timeout"),
+    Need::Programs(&["cc", "unshare", "nsenter", "timeout"]),
 ];
 const NEEDS_SETPRIV: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Program("setpriv"),
+    Need::Programs(&["cc", "unshare", "nsenter", "setpriv"]),
 ];
 const NEEDS_SETPRIV_STRACE: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("setpriv"),
-    Need::Program("strace"),
+    Need::Programs(&["cc", "unshare", "setpriv", "strace"]),
     Need::CgroupV2,
 ];
 const NEEDS_READELF: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Program("readelf"),
+    Need::Programs(&["cc", "unshare", "nsenter", "readelf"]),
 ];
-const NEEDS_PODMAN: &[Need] = &[
-    Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
-];
+const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Programs(&["podman", "runc", "cc"])];
 
 const NEEDS_PODMAN_CRUN: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("crun"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "crun", "cc"]),
     Need::CgroupV2,
 ];
 const NEEDS_STATIC: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("runc"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "runc", "cc"]),
     Need::Build,
     Need::StaticLibc,
 ];
 const NEEDS_STATIC_CRUN: &[Need] = &[
     Need::Root,
-    Need::Program("podman"),
-    Need::Program("crun"),
-    Need::Program("cc"),
+    Need::Programs(&["podman", "crun", "cc"]),
     Need::Build,
     Need::StaticLibc,
 ];
 const NEEDS_STATIC_STRACE: &[Need] = &[
     Need::Root,
-    Need::Program("strace"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Program("cc"),
+    Need::Programs(&["strace", "unshare", "nsenter", "cc"]),
     Need::Build,
     Need::StaticLibc,
 ];
 pub const NEEDS_FUSE: &[Need] = &[
     Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
+    Need::Programs(&["cc", "unshare", "nsenter"]),
     Need::Device("/dev/fuse"),
 ];
