@@ -11,7 +11,10 @@ use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::engine::{IMAGE, Podman};
 use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
-use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, nvml_program, run, run_with, scratch, sh, shell, source};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, copy_nvml_program, nvml_program, run, run_with, scratch, shell,
+    source,
+};
 
 const RUNC: &[Need] = &[Need::Root, Need::Programs(&["runc", "cc"]), Need::CgroupV1];
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::CONTAINERS_CONF;
 use crate::harness::part;
-use crate::support::{HOOK, Need, nvml_program, run, scratch, sh, shell, source};
+use crate::support::{HOOK, Need, nvml_program, run, scratch, shell, source};
 use table::State;
 
 tests! {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, assert_says, nvml_program, run_with, scratch, sh, shell, snapshot};
+use crate::support::{HOOK, Need, assert_says, nvml_program, run_with, scratch, shell, snapshot};
 
 const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "strace"])];
 

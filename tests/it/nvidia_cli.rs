@@ -7,7 +7,9 @@ use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source,
+};
 
 const HOST: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
 const RUNC: &[Need] = &[Need::Root, Need::Programs(&["cc", "runc"]), Need::CgroupV1];

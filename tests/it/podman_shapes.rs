@@ -9,7 +9,9 @@ use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source,
+};
 
 pub const NEEDS_USER: &[Need] = &[
     Need::Root,

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, assert_says, nvml_program, run_with, scratch, sh, shell};
+use crate::support::{HOOK, Need, Ran, assert_says, nvml_program, run_with, scratch, shell};
 
 tests! {
     NEEDS => what_a_request_needs_is_made, what_is_made_is_explained, nothing_more_is_made, one_number_and_one_command, failures_are_reported,

@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
-use crate::support::{HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, shell, source};
+use crate::support::{
+    HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, shell, source,
+};
 use crate::views::without_color;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["podman", "runc", "cc"])];

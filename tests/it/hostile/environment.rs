@@ -18,7 +18,7 @@ use crate::cdi_containers::{only_spec, runc_version};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk;
-use crate::support::{HOOK, Ran, nvml_program, run, run_with, scratch, sh, shell, source};
+use crate::support::{Ran, nvml_program, run, run_with, scratch, shell, source};
 
 tests! {
     NEEDS_PODMAN => cve_2025_23266_a_library_preloaded_into_the_hook,
