@@ -58,7 +58,7 @@ const A_WHILE: Duration = Duration::from_secs(3);
 tests! {
     &[] => devices_are_published_and_given, one_failing_claim_does_not_affect_the_others,
         an_unhealthy_device_is_tainted_alone, an_api_server_without_taints, the_kubelet_deletes_the_slices,
-        several_claims_can_have_a_device, an_api_server_without_shares,
+        several_claims_can_have_a_device, an_api_server_without_shares, fields_that_are_stored_no_longer, slices_that_are_stored_otherwise,
         watches_that_are_cut_or_too_old, requests_that_are_refused, conflicts, an_api_server_that_appears_later,
         an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
@@ -418,24 +418,74 @@ fn several_claims_can_have_a_device() {
 
 fn an_api_server_without_shares() {
     let node = Node::start_with(|state| state.drops_shares = true);
-    let writes = |state: &fake_api::State| {
-        let stored = |asked: &&fake_api::Asked| {
-            asked.path.contains("resourceslices")
-                && matches!(&*asked.method, "POST" | "PUT")
-                && !asked.query.contains("dryRun")
-        };
-        state.asked.iter().filter(stored).count()
-    };
     node.driver.pool.send_replace(shared_pool(8192));
     std::thread::sleep(A_WHILE);
-    assert_eq!(writes(&node.api.state()), 1, "nothing has changed");
+    assert_eq!(node.api.state().writes(), 1, "nothing has changed");
     // Another program writes the slices: they are compared again.
     node.api.state().wipe();
     node.published("again", WIPED, &[false, false]);
     std::thread::sleep(A_WHILE);
     let state = node.api.state();
-    assert_eq!(writes(&state), 2, "written without an end");
+    assert_eq!(state.writes(), 2, "written without an end");
     assert!(first_device(&state)["allowMultipleAllocations"].is_null());
+}
+
+/// A feature of the API server is switched off, or the API server is older than before: it keeps a field in the slices that have it, and drops
+/// it in new ones.
+fn fields_that_are_stored_no_longer() {
+    let node = Node::start();
+    let mut shared = shared_pool(8192);
+    Arc::make_mut(&mut shared.devices)[1].unhealthy = Some("XID 79".to_owned());
+    node.driver.pool.send_replace(shared.clone());
+    node.published("the taint", SOON, &[false, true]);
+    {
+        let mut state = node.api.state();
+        (state.drops_taints, state.drops_shares) = (true, true);
+    }
+    // Slices that have the fields keep them.
+    Arc::make_mut(&mut shared.devices)[0].unhealthy = Some("XID 48".to_owned());
+    node.driver.pool.send_replace(shared.clone());
+    node.published("another taint", SOON, &[true, true]);
+    Arc::make_mut(&mut shared.devices)[0].unhealthy = None;
+    node.driver.pool.send_replace(shared);
+    node.published("one taint", SOON, &[false, true]);
+    let before = node.api.state().writes();
+    node.api.state().wipe();
+    node.published("the lost device is withdrawn", WIPED, &[false]);
+    std::thread::sleep(A_WHILE);
+    let state = node.api.state();
+    let writes = state.writes() - before;
+    assert!(writes <= 2, "{writes} writes");
+    assert_eq!(state.devices(), names(&[false]));
+    assert!(first_device(&state)["allowMultipleAllocations"].is_null());
+}
+
+/// A program between the driver and the storage changes what is written.
+fn slices_that_are_stored_otherwise() {
+    let node = Node::start();
+    let before = {
+        let mut state = node.api.state();
+        state.drops_attributes = true;
+        state.writes()
+    };
+    node.driver.set(&[None, None, None]);
+    let start = Instant::now();
+    let expected = "the API server does not store the slices as they were written";
+    loop {
+        let unpublished = node.driver.unpublished.borrow().clone();
+        if unpublished.is_some_and(|why| why.contains(expected)) {
+            break;
+        }
+        assert!(start.elapsed() < SOON, "nothing is reported");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(A_WHILE);
+    let writes = node.api.state().writes() - before;
+    assert!(writes <= 6, "{writes} writes");
+    node.api.state().drops_attributes = false;
+    node.api.wait("attributes", WIPED, |state| {
+        !first_device(state)["attributes"].is_null()
+    });
 }
 
 fn the_kubelet_deletes_the_slices() {

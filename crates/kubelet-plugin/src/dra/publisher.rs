@@ -36,6 +36,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// How often a change is tried again at once, after another program has changed the slices.
 const MAX_CONFLICTS: u32 = 3;
 
+/// How often the slices are written for one state of the devices: the answer to the first write can show that a field is not stored. An API
+/// server that stores something else again is not asked without an end.
+const MAX_WRITES: u32 = 2;
+
 /// What the publisher needs.
 #[derive(Debug)]
 pub(super) struct PublisherOptions {
@@ -59,10 +63,10 @@ const MAX_FORBIDDEN: u32 = 6;
 #[derive(Debug)]
 pub(super) struct Publisher {
     parts: PublisherOptions,
-    /// Whether the API server stores taints; `None` if it is not known
-    has_taints: Option<bool>,
-    /// Whether it stores that several claims can have a device; `None` if it is not known
-    has_shares: Option<bool>,
+    /// Whether the API server stores taints
+    taints: Support,
+    /// Whether it stores that several claims can have a device
+    shares: Support,
     /// The failures since slices were last written, or a session lasted
     failures: Failures,
 }
@@ -96,8 +100,8 @@ impl Publisher {
     pub(super) fn new(parts: PublisherOptions) -> Self {
         Self {
             parts,
-            has_taints: None,
-            has_shares: None,
+            taints: Support::Unknown,
+            shares: Support::Unknown,
             failures: Failures::default(),
         }
     }
@@ -163,7 +167,7 @@ impl Publisher {
         }
         let node = self.node_name().await.map_err(Failure::Unreachable)?;
         // The API server of another version may store other fields.
-        (self.has_taints, self.has_shares) = (None, None);
+        (self.taints, self.shares) = (Support::Unknown, Support::Unknown);
         let fields = fields(&node, &self.parts.driver);
         let listed = in_time(
             self.slices()
@@ -236,14 +240,38 @@ impl Publisher {
 
     /// Writes the slices if they are not as the devices are, and returns whether it has.
     async fn update(&mut self, known: &mut Slices, node: &str) -> Result<bool, Failure> {
+        let pool = self.parts.pool.borrow_and_update().clone();
+        for writes in 0..=MAX_WRITES {
+            let actions = self.actions(&pool, known, node).await?;
+            if actions.is_empty() {
+                if writes > 0 {
+                    self.note_written(known, node);
+                }
+                return Ok(writes > 0);
+            }
+            if writes < MAX_WRITES {
+                self.write(&actions, known).await?;
+            }
+        }
+        Err(Failure::Refused(anyhow::anyhow!(
+            "the API server does not store the slices as they were written"
+        )))
+    }
+
+    /// Decides what to write, and asks the API server whether it stores the fields that not every version has.
+    async fn actions(
+        &mut self,
+        pool: &Pool,
+        known: &Slices,
+        node: &str,
+    ) -> Result<Vec<Action>, Failure> {
         loop {
-            let pool = self.parts.pool.borrow_and_update().clone();
             let owner = Owner {
                 driver: &self.parts.driver,
                 node,
                 effect: self.parts.effect,
-                has_taints: self.has_taints != Some(false),
-                has_shares: self.has_shares != Some(false),
+                has_taints: self.taints != Support::No,
+                has_shares: self.shares != Support::No,
             };
             let mut desired = specs(&pool.devices, &owner);
             let existing: Vec<ResourceSlice> = known.0.values().cloned().collect();
@@ -251,34 +279,58 @@ impl Publisher {
                 keep_attributes(&mut desired, &existing);
             }
             let mut actions = plan(&existing, &desired, None);
-            if actions.is_empty() {
-                return Ok(false);
-            }
-            let is_new = |action: &Action| matches!(action, Action::Create(_));
-            if actions.iter().any(is_new) {
+            if actions.iter().any(is_create) {
                 let reference = self.node_reference(node).await?;
                 actions = plan(&existing, &desired, Some(&reference));
             }
-            let slices = self.slices().await?;
-            if self.has_taints.is_none() && find(&actions, is_tainted).is_some() {
-                self.has_taints = Some(stores(&slices, &actions, is_tainted).await?);
-                continue;
+            if let Some(action) = self.taints.question(&actions, is_tainted) {
+                self.taints = self.ask(action, is_tainted).await?;
+            } else if let Some(action) = self.shares.question(&actions, is_shared) {
+                self.shares = self.ask(action, is_shared).await?;
+            } else {
+                return Ok(actions);
             }
-            if self.has_shares.is_none() && find(&actions, is_shared).is_some() {
-                self.has_shares = Some(stores(&slices, &actions, is_shared).await?);
-                continue;
-            }
-            for action in &actions {
-                execute(&slices, action, known, false).await?;
-            }
-            let (devices, generation) = (known.devices(), known.generation());
-            self.parts.log.note(&format!(
-                "published {devices} devices of the node {node:?}, generation {generation}"
-            ));
-            self.parts.reported.send_replace(None);
-            self.failures = Failures::default();
-            return Ok(true);
         }
+    }
+
+    /// Asks the API server whether it stores a field, without storing anything: one that does not know the field drops it without an error.
+    /// A device without its taint would be given to pods.
+    async fn ask(&self, action: &Action, has: HasField) -> Result<Support, Failure> {
+        let slices = self.slices().await?;
+        let answer = execute(&slices, action, &mut Slices::default(), true).await?;
+        Ok(match action {
+            _ if !answer.as_ref().is_some_and(has) => Support::No,
+            Action::Create(_) => Support::Yes,
+            Action::Replace(_) | Action::Delete(_) => Support::InReplaced,
+        })
+    }
+
+    /// Sends the requests. The answers show what was stored: a field may be dropped that an earlier answer had.
+    async fn write(&mut self, actions: &[Action], known: &mut Slices) -> Result<(), Failure> {
+        let slices = self.slices().await?;
+        for action in actions {
+            let stored = execute(&slices, action, known, false).await?;
+            let (Action::Create(slice) | Action::Replace(slice), Some(stored)) = (action, stored)
+            else {
+                continue;
+            };
+            if is_tainted(slice) && !is_tainted(&stored) {
+                self.taints = Support::No;
+            }
+            if is_shared(slice) && !is_shared(&stored) {
+                self.shares = Support::No;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_written(&mut self, known: &Slices, node: &str) {
+        let (devices, generation) = (known.devices(), known.generation());
+        self.parts.log.note(&format!(
+            "published {devices} devices of the node {node:?}, generation {generation}"
+        ));
+        self.parts.reported.send_replace(None);
+        self.failures = Failures::default();
     }
 
     /// Returns the owner of the slices: they are deleted with the node.
@@ -313,16 +365,33 @@ pub(super) fn fields(node: &str, driver: &str) -> String {
     format!("spec.nodeName={node},spec.driver={driver}")
 }
 
-/// Returns the first action that writes a slice with a field.
-fn find(actions: &[Action], has: fn(&ResourceSlice) -> bool) -> Option<&Action> {
-    for action in actions {
-        if let Action::Create(slice) | Action::Replace(slice) = action
-            && has(slice)
-        {
-            return Some(action);
-        }
+/// Whether the API server stores a field. If the feature of the field is off, the API server drops the field in a new slice, but keeps it
+/// in a slice that has it already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Support {
+    Unknown,
+    No,
+    /// In a slice that is replaced; for a new one it is not known
+    InReplaced,
+    Yes,
+}
+
+/// Reports whether a slice has a field.
+type HasField = fn(&ResourceSlice) -> bool;
+
+impl Support {
+    /// Returns the action with which to ask the API server, if the answer is not known.
+    fn question(self, actions: &[Action], has: HasField) -> Option<&Action> {
+        actions.iter().find(|action| match action {
+            Action::Create(slice) => matches!(self, Self::Unknown | Self::InReplaced) && has(slice),
+            Action::Replace(slice) => self == Self::Unknown && has(slice),
+            Action::Delete(_) => false,
+        })
     }
-    None
+}
+
+fn is_create(action: &Action) -> bool {
+    matches!(action, Action::Create(_))
 }
 
 fn is_tainted(slice: &ResourceSlice) -> bool {
@@ -333,20 +402,6 @@ fn is_tainted(slice: &ResourceSlice) -> bool {
 fn is_shared(slice: &ResourceSlice) -> bool {
     let mut devices = slice.spec.devices.iter().flatten();
     devices.any(|device| device.allow_multiple_allocations == Some(true))
-}
-
-/// Asks the API server whether it stores a field, without storing anything: one that does not know the field drops it without an error. A
-/// device without its taint would be given to pods, and slices that are never as they were written would be written without an end.
-async fn stores(
-    slices: &Api<ResourceSlice>,
-    actions: &[Action],
-    has: fn(&ResourceSlice) -> bool,
-) -> Result<bool, Failure> {
-    let Some(action) = find(actions, has) else {
-        return Ok(true);
-    };
-    let answer = execute(slices, action, &mut Slices::default(), true).await?;
-    Ok(answer.as_ref().is_some_and(has))
 }
 
 /// Sends one request, and returns the slice that the API server has stored.

@@ -62,10 +62,12 @@ pub struct State {
     pub version: u64,
     pub asked: Vec<Asked>,
     pub faults: Vec<Fault>,
-    /// The server is older than the field, and drops it.
+    /// The feature DRADeviceTaints is off: the field is dropped, except in a slice that has one already.
     pub drops_taints: bool,
-    /// The server does not have the feature DRAConsumableCapacity, and drops its fields.
+    /// The feature DRAConsumableCapacity is off: its fields are dropped, except in a slice that has them already.
     pub drops_shares: bool,
+    /// Something changes each slice before it is stored.
+    pub drops_attributes: bool,
     /// The time for each answer
     pub delay: Duration,
     /// What it answers to each request, instead of objects
@@ -100,6 +102,16 @@ impl State {
             .iter()
             .filter(|asked| asked.method == method && asked.path.contains(path))
             .count()
+    }
+
+    /// The number of requests that stored slices.
+    pub fn writes(&self) -> usize {
+        let is_write = |asked: &&Asked| {
+            asked.path.contains("resourceslices")
+                && matches!(&*asked.method, "POST" | "PUT")
+                && !asked.query.contains("dryRun")
+        };
+        self.asked.iter().filter(is_write).count()
     }
 
     pub fn generation(&self) -> i64 {
@@ -483,6 +495,13 @@ fn handle(
     }
 }
 
+/// Whether a device of a slice has a field.
+fn uses(slice: &Value, field: &str) -> bool {
+    let devices = slice["spec"]["devices"].as_array();
+    let mut devices = devices.into_iter().flatten();
+    devices.any(|device| !device[field].is_null())
+}
+
 fn write(state: &mut State, is_new: bool, body: &[u8], dry_run: bool) -> (u16, Value) {
     let mut slice: Value = serde_json::from_slice(body).unwrap();
     if let Err(error) = serde_json::from_value::<ResourceSlice>(slice.clone())
@@ -506,15 +525,21 @@ fn write(state: &mut State, is_new: bool, body: &[u8], dry_run: bool) -> (u16, V
         }
         _ => {}
     }
+    let drops_taints = state.drops_taints && !known.is_some_and(|known| uses(known, "taints"));
+    let drops_shares = state.drops_shares
+        && !known.is_some_and(|known| uses(known, "allowMultipleAllocations"));
     for device in slice["spec"]["devices"]
         .as_array_mut()
         .into_iter()
         .flatten()
     {
-        if state.drops_taints {
+        if drops_taints {
             device.as_object_mut().unwrap().remove("taints");
         }
-        if state.drops_shares {
+        if state.drops_attributes {
+            device.as_object_mut().unwrap().remove("attributes");
+        }
+        if drops_shares {
             device
                 .as_object_mut()
                 .unwrap()
