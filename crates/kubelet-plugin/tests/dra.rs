@@ -6,6 +6,9 @@
     clippy::indexing_slicing,
     clippy::disallowed_methods,
     clippy::disallowed_types,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
     unreachable_pub,
     dead_code,
     missing_docs,
@@ -18,6 +21,7 @@ mod harness;
 
 mod fake_api;
 mod fake_kubelet;
+mod fleet;
 mod kept;
 
 use std::collections::BTreeMap;
@@ -35,6 +39,7 @@ use fake_kubelet::FakeKubelet;
 use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::plugin::FakePlugin;
 use kubelet_plugin::dra::devices::{ClaimDevice, MpsLimits, Value};
+use kubelet_plugin::dra::pace::{self, Pace};
 use kubelet_plugin::dra::pool::Pool;
 use kubelet_plugin::dra::{self, DriverOptions};
 use kubelet_plugin::kubelet::kept::Keeper;
@@ -46,6 +51,11 @@ use tokio::sync::{oneshot, watch};
 
 const DRIVER: &str = "gpu.nvidia.com";
 
+/// The pauses of the driver, which are much longer in a cluster.
+const PACE: Pace = Pace {
+    first: Duration::from_secs(1),
+    longest: Duration::from_secs(2),
+};
 /// The first slices after the API server appears, and a change.
 const SOON: Duration = Duration::from_secs(5 * 2);
 /// The slices after the kubelet deleted them.
@@ -64,7 +74,8 @@ tests! {
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
         sockets_that_are_removed, a_kubelet_that_restarts, another_driver_is_left_alone,
         a_device_plugin_is_left_alone, a_resource_of_another_plugin, the_plugin_watcher_is_answered, many_devices, idle_connections_are_bounded, nothing_is_stored,
-        answers_without_an_end, a_node_name_of_another_node;
+        answers_without_an_end, a_node_name_of_another_node, no_second_with_many_requests, requests_are_not_repeated_at_once,
+        the_api_server_asks_to_wait, an_api_server_without_the_api, refusals_of_every_request, new_credentials_are_used_at_once;
 }
 
 fn main() -> ExitCode {
@@ -130,15 +141,26 @@ impl Driver {
         Self::start_as(dir, pool, keeper, None)
     }
 
+    fn start_at(dir: &Path, pool: Pool, pace: Pace) -> Self {
+        Self::run(dir, pool, |options| options.pace = pace)
+    }
+
     fn start_as(dir: &Path, pool: Pool, keeper: Keeper, node: Option<&str>) -> Self {
+        Self::run(dir, pool, |options| {
+            options.keeper = Arc::new(keeper);
+            options.node = node.map(str::to_owned);
+        })
+    }
+
+    fn run(dir: &Path, pool: Pool, change: impl FnOnce(&mut DriverOptions)) -> Self {
         let settings = Settings::default();
-        let options = DriverOptions {
+        let mut options = DriverOptions {
             kubelet_dir: dir.to_owned(),
             kubeconfig: Some(dir.join("kubelet.conf")),
-            keeper: Arc::new(keeper),
-            node: node.map(str::to_owned),
+            pace: PACE,
             ..DriverOptions::new(&settings)
         };
+        change(&mut options);
         let registered = Arc::clone(&options.registered);
         let stopping = Arc::clone(&options.stopping);
         let unpublished = Arc::clone(&options.unpublished);
@@ -532,11 +554,6 @@ fn requests_that_are_refused() {
             times: 2,
         });
         let _driver = Driver::start(dir.path(), pool(&[None]));
-        if path == "selfsubjectreviews" {
-            // The name of the host is used then, which differs from the name of this node.
-            api.wait("another request", SOON, |state| state.asked.len() > 1);
-            continue;
-        }
         api.wait(path, 2 * SOON, |state| state.devices() == names(&[false]));
         let asked = api.state().asked.len();
         assert!(asked < 20, "{asked} requests");
@@ -662,6 +679,179 @@ fn answers_without_an_end() {
     node.api.state().hostile = None;
     let answer = node.kubelet.prepare(DRIVER, &[("train", "u-1")]);
     assert_eq!(answer["u-1"].error, "");
+}
+
+/// An outage of ten minutes, and restarts, for all nodes of a cluster.
+fn no_second_with_many_requests() {
+    for away in [3600..4200, 3600..3602, 3600..3610, 3600..3630, 3600..3660] {
+        let end = away.end + 3600;
+        let counts = fleet::requests(pace::PUBLISHER, &away, end);
+        let peak = counts.peak(60..end);
+        assert!(peak <= fleet::MOST, "{away:?}: {peak}");
+    }
+    let counts = fleet::requests(pace::PUBLISHER, &(7200..7201), 7200);
+    let idle = counts.sum(3600..7200) / fleet::NODES;
+    assert!(idle <= 18, "{idle} requests in an idle hour");
+    // All watches begin in the same minute, and drift apart.
+    let spread = counts.peak(3600..7200);
+    assert!(spread < 60, "{spread} in a second");
+}
+
+fn faults(method: &'static str, path: &'static str, code: u16, times: usize) -> Fault {
+    Fault {
+        method,
+        path,
+        code,
+        times,
+    }
+}
+
+fn requests_are_not_repeated_at_once() {
+    let node = Node::start();
+    node.api.state().allocate("train", "u-1", &["gpu-1"]);
+    let fault = faults("GET", "resourceclaims", 503, 99);
+    node.api.state().faults.push(fault);
+    let error = &node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error;
+    assert!(
+        error.contains("the API server answered 503: the test refuses (ONH-081)"),
+        "{error}"
+    );
+    assert_eq!(node.api.state().count("GET", "resourceclaims"), 4);
+    // A watch that ends early costs a list and a watch.
+    let before = {
+        let mut state = node.api.state();
+        state.cut();
+        state.asked.len()
+    };
+    std::thread::sleep(A_WHILE);
+    let methods: Vec<_> = node.api.state().asked[before..]
+        .iter()
+        .map(|asked| (asked.method.clone(), asked.query.contains("watch=true")))
+        .collect();
+    let expected = [("GET".to_owned(), false), ("GET".to_owned(), true)];
+    assert_eq!(methods, expected);
+    let mut state = node.api.state();
+    state.faults.push(faults("GET", "resourceslices", 503, 99));
+    let before = state.asked.len();
+    state.cut();
+    drop(state);
+    std::thread::sleep(A_WHILE);
+    let asked = node.api.state().asked.len() - before;
+    assert!((1..10).contains(&asked), "{asked} requests");
+}
+
+fn the_api_server_asks_to_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    api.state().retry_after = Some(2);
+    api.state()
+        .faults
+        .push(faults("GET", "resourceslices", 429, 1));
+    let start = Instant::now();
+    let driver = Driver::start(dir.path(), pool(&[None]));
+    api.wait("the refusal", SOON, |state| !state.asked.is_empty());
+    // A change of the devices does not come earlier.
+    driver.set(&[None, None]);
+    api.wait("the devices", SOON, |state| !state.slices.is_empty());
+    assert!(start.elapsed() > Duration::from_secs(2));
+    let state = api.state();
+    assert_eq!(state.devices(), names(&[false, false]));
+    let agents: Vec<_> = state.asked.iter().map(|asked| &asked.agent).collect();
+    assert!(
+        agents
+            .iter()
+            .all(|agent| agent.starts_with("oci-nvidia-kubelet-plugin/")),
+        "{agents:?}"
+    );
+}
+
+/// Kubernetes before 1.34.
+fn an_api_server_without_the_api() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    api.state()
+        .faults
+        .push(faults("GET", "resource.k8s.io", 404, 99));
+    let driver = Driver::start(dir.path(), pool(&[None]));
+    unpublished(
+        &driver,
+        "the API server has no resource.k8s.io/v1, which needs Kubernetes 1.34 or newer: the API server answered 404",
+    );
+    api.state().faults.clear();
+    api.wait("after the update", SOON, |state| {
+        state.devices() == names(&[false])
+    });
+}
+
+/// Waits until the driver reports why it cannot publish the devices.
+fn unpublished(driver: &Driver, part: &str) {
+    let start = Instant::now();
+    loop {
+        let why = driver.unpublished.borrow().clone().unwrap_or_default();
+        if why.contains(part) {
+            return;
+        }
+        assert!(start.elapsed() < 3 * SOON, "{part}: {why:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whatever the API server refuses for a longer time is reported.
+fn refusals_of_every_request() {
+    let requests = [
+        ("GET", "resourceslices"),
+        ("POST", "resourceslices"),
+        ("PUT", "resourceslices"),
+        ("DELETE", "resourceslices"),
+        ("GET", "nodes"),
+        ("POST", "selfsubjectreviews"),
+    ];
+    let refuse = |method: &'static str, path: &'static str, code: u16| {
+        let dir = tempfile::tempdir().unwrap();
+        let api = FakeApi::start(dir.path());
+        api.state().faults.push(faults(method, path, code, 999));
+        let driver = Driver::start(dir.path(), pool(&[None]));
+        match method {
+            "PUT" => {
+                api.wait("a slice", SOON, |state| !state.slices.is_empty());
+                driver.set(&[Some("XID 79")]);
+            }
+            "DELETE" => {
+                api.wait("a slice", SOON, |state| !state.slices.is_empty());
+                driver.set(&[]);
+            }
+            _ => {}
+        }
+        if (method, code) == ("DELETE", 404) {
+            // It does not exist any more.
+            return;
+        }
+        unpublished(&driver, &format!("answered {code}"));
+    };
+    std::thread::scope(|scope| {
+        for (method, path) in requests {
+            for code in [400, 401, 403, 404, 409, 410, 422, 429, 500, 503] {
+                scope.spawn(move || refuse(method, path, code));
+            }
+        }
+    });
+}
+
+/// The token of a kubeconfig is replaced after it has expired.
+fn new_credentials_are_used_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    let fault = faults("GET", "resourceslices", 401, 999);
+    api.state().faults.push(fault);
+    let pace = Pace {
+        first: Duration::from_secs(3600),
+        longest: Duration::from_secs(3600),
+    };
+    let driver = Driver::start_at(dir.path(), pool(&[None]), pace);
+    unpublished(&driver, "answered 401");
+    api.state().faults.clear();
+    api.certificates.rotate(2);
+    api.wait("the devices", SOON, |state| !state.slices.is_empty());
 }
 
 /// The API server answers only that it forbids the request.

@@ -18,6 +18,7 @@ use super::delivery::spec_problem;
 use super::mps_report;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::dra::DriverOptions;
+use crate::dra::access::NO_SLICES;
 use crate::dra::devices::{self, ClaimDevice, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
@@ -90,7 +91,7 @@ pub async fn check(
         entries.push(finding.into());
     }
     let verdict = match offered {
-        Ok(running) => verdict(&devices, running, engine.as_ref()),
+        Ok(running) => verdict(&devices, running, &api, engine.as_ref()),
         Err(error) => Verdict::of_unanswered(error),
     };
     let document = ClaimsDocument {
@@ -143,7 +144,9 @@ fn refusals(api: &Probe) -> Vec<Finding> {
     for Right { what, error } in &api.rights {
         if let Some(error) = error {
             // The text of an admission policy or an authorizer says what to do.
-            let fix = if error.contains("denied") || error.contains("forbidden") {
+            let fix = if error.contains(NO_SLICES) {
+                "use the device plugin on this cluster, or update the cluster and enable resource.k8s.io/v1"
+            } else if error.contains("denied") || error.contains("forbidden") {
                 "give these credentials the right, or name other ones with `--kubeconfig`: see claims.md"
             } else {
                 "run this command as root; on a node whose kubelet has other credentials, name a file with `--kubeconfig`"
@@ -222,7 +225,12 @@ impl report::JsonReport for ClaimsDocument {
 }
 
 /// Decides whether a pod with a claim would start with a device of the running driver.
-fn verdict(devices: &[ClaimDevice], running: &Offered, engine: Option<&Finding>) -> Verdict {
+fn verdict(
+    devices: &[ClaimDevice],
+    running: &Offered,
+    api: &Probe,
+    engine: Option<&Finding>,
+) -> Verdict {
     if let Some(finding) = engine {
         return Verdict::fails(&finding.what);
     }
@@ -235,6 +243,9 @@ fn verdict(devices: &[ClaimDevice], running: &Offered, engine: Option<&Finding>)
     if let Some(why) = driver.problem.as_ref().or(driver.unpublished.as_ref()) {
         return Verdict::fails(why);
     }
+    if let Some(why) = &api.refused {
+        return Verdict::fails(why);
+    }
     let mut why = "the node has no GPU for claims".to_owned();
     let mut healthy = BTreeSet::new();
     for device in devices {
@@ -245,6 +256,9 @@ fn verdict(devices: &[ClaimDevice], running: &Offered, engine: Option<&Finding>)
     }
     if healthy.is_empty() {
         return Verdict::fails(why);
+    }
+    if api.published.as_ref().is_some_and(|api| api.devices == 0) {
+        return Verdict::fails("the API server has no devices of this node yet");
     }
     spec_problem(running, &healthy).map_or_else(Verdict::starts, Verdict::fails)
 }

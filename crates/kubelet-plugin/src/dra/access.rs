@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -13,6 +14,7 @@ use base::sys::guarded::is_trusted;
 use findings::catalog;
 use http_body_util::{LengthLimitError, Limited};
 use hyper::Response;
+use hyper::header::{HeaderValue, RETRY_AFTER, USER_AGENT};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -23,9 +25,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower::util::MapResponseLayer;
 
+use super::pace::{Pace, chance};
 use super::service::Claims;
 use crate::model::Refusal;
 use crate::node::host;
@@ -51,6 +54,14 @@ const MAX_ANSWER: usize = 16 << 20;
 /// How long one request may take, apart from a watch. The kubelet waits 45 s for a claim.
 const REQUEST: Duration = Duration::from_secs(10);
 
+/// How long to wait before a claim is read again. The kubelet, which waits for the answer, tries it once a minute.
+const CLAIM: Pace = Pace {
+    first: Duration::from_millis(500),
+    longest: Duration::from_secs(4),
+};
+/// How often a claim is read again, so that the answer of the API server is reported rather than that there was none in time.
+const MAX_TRIES: u32 = 3;
+
 /// What fails if the connection cannot be prepared.
 const NO_CLIENT: &str = "cannot create a client of the API server";
 
@@ -61,7 +72,11 @@ pub struct Access {
     given: Option<PathBuf>,
     kubelet_dir: PathBuf,
     clients: Mutex<Clients>,
+    retry_after: RetryAfter,
 }
+
+/// How long the API server has asked to wait, in its newest answer that asks for that.
+type RetryAfter = Arc<std::sync::Mutex<Option<Duration>>>;
 
 /// The client, and the one that is being built.
 #[derive(Default)]
@@ -111,10 +126,17 @@ impl Clients {
     ///
     /// # Errors
     /// If the credentials cannot be read, or the thread takes too long. It then continues.
-    async fn build(&mut self, kubeconfig: Option<&Path>) -> Result<(Result<Client>, Files)> {
+    async fn build(
+        &mut self,
+        kubeconfig: Option<&Path>,
+        retry_after: &RetryAfter,
+    ) -> Result<(Result<Client>, Files)> {
         let Building { task, files } = match &mut self.building {
             Some(building) => building,
-            None => self.building.insert(Building::start(kubeconfig).await?),
+            None => {
+                let building = Building::start(kubeconfig, retry_after.clone()).await?;
+                self.building.insert(building)
+            }
         };
         let built = timeout(REQUEST, task)
             .await
@@ -131,7 +153,7 @@ impl Clients {
 impl Building {
     /// Starts a thread that builds a client. It runs the exec plugin of the kubeconfig, which can wait for a network without an end. It
     /// blocks the thread, so the next attempt waits for the same plugin.
-    async fn start(kubeconfig: Option<&Path>) -> Result<Self> {
+    async fn start(kubeconfig: Option<&Path>, retry_after: RetryAfter) -> Result<Self> {
         let (mut config, files) = match kubeconfig {
             Some(path) => read(path)
                 .await
@@ -142,7 +164,15 @@ impl Building {
             ),
         };
         config.connect_timeout = Some(CONNECT);
-        let task = spawn_blocking(move || build(config));
+        // The library repeats requests after milliseconds, all nodes at the same time.
+        config.default_retry = false;
+        let agent = HeaderValue::from_static(concat!(
+            env!("CARGO_PKG_NAME"),
+            "/",
+            env!("CARGO_PKG_VERSION")
+        ));
+        config.headers.push((USER_AGENT, agent));
+        let task = spawn_blocking(move || build(config, retry_after));
         Ok(Self { task, files })
     }
 }
@@ -155,6 +185,7 @@ impl Access {
             given: given.map(Path::to_owned),
             kubelet_dir: kubelet_dir.to_owned(),
             clients: Mutex::default(),
+            retry_after: RetryAfter::default(),
         }
     }
 
@@ -203,10 +234,10 @@ impl Access {
             return Ok(client.clone());
         }
         let is_pending = clients.building.is_some();
-        let (mut client, mut files) = clients.build(path).await?;
+        let (mut client, mut files) = clients.build(path, &self.retry_after).await?;
         // An earlier call has started the thread, and the files may have changed since.
         if is_pending && !files.are_current(path) {
-            (client, files) = clients.build(path).await?;
+            (client, files) = clients.build(path, &self.retry_after).await?;
         }
         let client = client?;
         clients.built = Some(Built {
@@ -216,10 +247,27 @@ impl Access {
         Ok(client)
     }
 
+    /// Returns the identities of the files with the credentials, which change when the credentials are replaced.
+    pub(super) async fn stamp(&self) -> Vec<Option<FileId>> {
+        if let Some(Built { files, .. }) = &self.clients.lock().await.built {
+            return files.0.iter().map(|(file, _)| identity(file)).collect();
+        }
+        match self.kubeconfig() {
+            Ok(Some(file)) => vec![identity(&file)],
+            Ok(None) | Err(_) => Vec::new(),
+        }
+    }
+
+    /// Returns how long the API server has asked to wait since the last call (the header `Retry-After`).
+    pub(super) fn take_retry_after(&self) -> Option<Duration> {
+        let mut retry_after = self.retry_after.lock();
+        retry_after.as_mut().ok()?.take()
+    }
+
     /// Returns the name of the node to which the credentials belong; without one, the host name.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// If the API server does not answer, or refuses to.
     pub async fn node_name(&self) -> Result<String> {
         let reviews: Api<SelfSubjectReview> = Api::all(self.client().await?);
         let asked = SelfSubjectReview::default();
@@ -228,9 +276,11 @@ impl Access {
                 let status = review.status.unwrap_or_default();
                 status.user_info.unwrap_or_default()
             }
-            // The node has the name of the host, unless an option of the kubelet replaces it.
-            Err(kube::Error::Api(_)) => return Ok(host::node_name()),
-            Err(error) => return Err(describe(&error)),
+            Err(error) => {
+                return Err(describe(&error).context(
+                    "cannot learn the name of the node (the setting \"node-name\" gives it)",
+                ));
+            }
         };
         if let Some(name) = &user.username
             && let Some(node) = name.strip_prefix(NODE_USER)
@@ -246,6 +296,28 @@ impl Access {
 }
 
 impl Access {
+    /// Reads a claim, and asks again while the API server has too much to do.
+    async fn get_patiently(
+        &self,
+        claims: &Api<ResourceClaim>,
+        name: &str,
+    ) -> Result<ResourceClaim, kube::Error> {
+        let mut failures = 0;
+        loop {
+            match claims.get(name).await {
+                Err(kube::Error::Api(status)) if matches!(status.code, 429 | 503 | 504) => {
+                    failures += 1;
+                    let asked = self.take_retry_after();
+                    if failures > MAX_TRIES {
+                        return Err(kube::Error::Api(status));
+                    }
+                    sleep(CLAIM.pause(failures, asked, chance())).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
     /// Returns the owner of the slices of a node: they are deleted with it.
     ///
     /// # Errors
@@ -322,17 +394,40 @@ fn check_programs(path: &Path, kubeconfig: &Kubeconfig) -> Result<()> {
     Ok(())
 }
 
-/// Creates a client that reads answers of a limited length.
-fn build(config: Config) -> Result<Client, kube::Error> {
-    let limit = MapResponseLayer::new(|answer: Response<Box<DynBody>>| {
+/// Creates a client that reads answers of a limited length, and notes how long the API server asks to wait.
+fn build(config: Config, retry_after: RetryAfter) -> Result<Client, kube::Error> {
+    let limit = MapResponseLayer::new(move |answer: Response<Box<DynBody>>| {
+        if let Some(seconds) = seconds(answer.headers().get(RETRY_AFTER))
+            && let Ok(mut retry_after) = retry_after.lock()
+        {
+            *retry_after = Some(Duration::from_secs(seconds));
+        }
         answer.map(|body| Limited::new(body, MAX_ANSWER))
     });
     Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
 }
 
+/// Parses the header `Retry-After`. The API server names seconds, not a date.
+fn seconds(header: Option<&HeaderValue>) -> Option<u64> {
+    header?.to_str().ok()?.trim().parse().ok()
+}
+
 /// Returns the identity of a file; `None` if it is missing or cannot be examined.
 fn identity(path: &Path) -> Option<FileId> {
     FileId::at(path).ok()
+}
+
+/// The answer to each request of an API server without the API of the slices.
+pub const NO_SLICES: &str =
+    "the API server has no resource.k8s.io/v1, which needs Kubernetes 1.34 or newer";
+
+/// Returns the text of an error of a request for all slices of a node, or for a new one: if something is missing, it is their API.
+#[must_use]
+pub fn describe_slices(error: &kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) if status.code == 404 => describe(error).context(NO_SLICES),
+        _ => describe(error),
+    }
 }
 
 /// Returns the text of an error: what the API server answered, or the causes of a connection that failed.
@@ -372,7 +467,7 @@ impl Claims for Access {
     async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, Refusal> {
         let ask = async {
             let claims: Api<ResourceClaim> = Api::namespaced(self.client().await?, namespace);
-            match in_time(claims.get(name)).await? {
+            match in_time(self.get_patiently(&claims, name)).await? {
                 Ok(claim) => Ok(Some(claim)),
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
                 Err(error) => Err(describe(&error)),

@@ -8,6 +8,7 @@
 //! | [`pool`] | the devices at one time |
 //! | [`mod@slice`] | describes them for the API server |
 //! | [`plan`] | decides which slices are written |
+//! | [`pace`] | spreads the requests of a cluster's nodes |
 //! | [`publisher`] | writes them, and watches them |
 //! | [`access`] | the API server, with the kubelet's credentials |
 //! | [`config`], [`quantity`], [`prepare`] | decide what a claim gets |
@@ -24,6 +25,7 @@ mod connection;
 pub mod devices;
 mod health;
 mod other_drivers;
+pub mod pace;
 pub mod plan;
 pub mod pool;
 pub mod prepare;
@@ -50,6 +52,7 @@ use crate::model::HostCheck;
 use crate::settings::Settings;
 use crate::settings::values::TaintEffect;
 use access::Access;
+use pace::Pace;
 use pool::Pool;
 use publisher::Publisher;
 use sockets::Sockets;
@@ -76,6 +79,8 @@ pub struct DriverOptions {
     pub registered: Arc<watch::Sender<Option<bool>>>,
     /// Why the API server does not have the devices as they are; `None` if it has them
     pub unpublished: Arc<watch::Sender<Option<String>>>,
+    /// How long the publisher waits before another attempt
+    pub pace: Pace,
     /// Examines the devices of a claim before it is prepared
     pub host: Option<Arc<dyn HostCheck>>,
     /// Keeps the sockets open while the service restarts
@@ -97,6 +102,7 @@ impl DriverOptions {
             node: plugin.node_name.clone(),
             registered: Arc::new(watch::Sender::new(None)),
             unpublished: Arc::default(),
+            pace: pace::PUBLISHER,
             host: None,
             keeper: Arc::default(),
             stopping: Arc::default(),
@@ -129,6 +135,7 @@ pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log
                         effect: options.effect,
                         pool: pool.clone(),
                         node: node.clone(),
+                        pace: options.pace,
                         reported: options.unpublished.clone(),
                         log,
                     });

@@ -9,7 +9,7 @@ use kube::{Api, ResourceExt};
 use serde::Serialize;
 
 use super::DriverOptions;
-use super::access::{Access, describe, in_time};
+use super::access::{Access, describe, describe_slices, in_time};
 use super::plan::{Action, plan};
 use super::publisher::fields;
 
@@ -24,6 +24,9 @@ pub struct Probe {
     pub node: Option<String>,
     /// What the credentials have to permit
     pub rights: Vec<Right>,
+    /// Why the API server lists no slices, if it has refused to
+    #[serde(skip)]
+    pub refused: Option<String>,
     /// What is published, if it could be read
     #[serde(skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,
@@ -83,7 +86,14 @@ pub async fn probe(
         }
     };
     let params = ListParams::default().fields(&fields(&node, &options.driver));
-    let listed = described(in_time(slices.list(&params)).await);
+    let listed = match in_time(slices.list(&params)).await {
+        Ok(Err(error)) => {
+            let error = describe_slices(&error);
+            probe.refused = Some(format!("cannot list the slices of the node: {error:#}"));
+            Err(error)
+        }
+        answer => described(answer),
+    };
     let Some(listed) = probe.note("list the slices of the node", listed) else {
         return probe;
     };

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use base::report::{Finding, line};
@@ -17,22 +17,23 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 
-use super::access::{self, Access, describe};
+use super::access::{self, Access, describe, describe_slices};
+use super::pace::{Pace, chance, watch_length};
 use super::plan::{Action, keep_attributes, plan};
 use super::pool::Pool;
 use super::slice::{Owner, specs};
 use crate::log::Log;
 use crate::settings::values::TaintEffect;
 
-/// How long a watch lasts, in seconds. The library permits up to 294.
-const WATCH: u32 = 290;
-/// The pause after a connection that failed: the first slices are written soon after the API server appears.
-const RECONNECT: Duration = Duration::from_secs(1);
-/// The longest pause after requests that the API server refused.
-const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// The least time between two attempts, and between two writes because of other programs.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// How often the files with the credentials are examined during a pause.
+const CREDENTIALS: Duration = Duration::from_secs(5);
+/// For how long requests may be forbidden before that is an error.
+const STARTING: Duration = Duration::from_secs(10);
 /// How often a change is tried again at once, after another program has changed the slices.
 const MAX_CONFLICTS: u32 = 3;
 
@@ -51,13 +52,12 @@ pub(super) struct PublisherOptions {
     pub(super) pool: watch::Receiver<Pool>,
     /// The name of the node, which the settings give or the credentials have; empty before
     pub(super) node: Arc<watch::Sender<String>>,
+    /// How long to wait before another attempt
+    pub(super) pace: Pace,
     /// The problem that is in the log
     pub(super) reported: Arc<watch::Sender<Option<String>>>,
     pub(super) log: Log,
 }
-
-/// How many requests may be forbidden, one a second, before that is an error.
-const MAX_FORBIDDEN: u32 = 6;
 
 /// Publishes the devices.
 #[derive(Debug)]
@@ -74,7 +74,9 @@ pub(super) struct Publisher {
 /// Why a session ended.
 enum Failure {
     /// Another program has changed the slices, or the watch is too old: they are listed again at once.
-    Stale,
+    Stale(anyhow::Error),
+    /// The API server has ended a watch early. It may be about to restart, and then it ends the watches of all nodes.
+    Ended,
     /// The API server does not answer.
     Unreachable(anyhow::Error),
     /// The API server does not permit a request. The node authorizer answers this for a few seconds
@@ -86,11 +88,22 @@ enum Failure {
 
 impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
+        let text = describe_slices(&error);
+        match error {
+            kube::Error::Api(status) if matches!(status.code, 409 | 410) => Self::Stale(text),
+            kube::Error::Api(status) if status.code == 403 => Self::Forbidden(text),
+            kube::Error::Api(_) => Self::Refused(text),
+            _ => Self::Unreachable(text),
+        }
+    }
+}
+
+impl Failure {
+    /// Takes the answer to a request for one slice, which another program may have deleted.
+    fn of_slice(error: kube::Error) -> Self {
         match &error {
-            kube::Error::Api(status) if matches!(status.code, 404 | 409 | 410) => Self::Stale,
-            kube::Error::Api(status) if status.code == 403 => Self::Forbidden(describe(&error)),
-            kube::Error::Api(_) => Self::Refused(describe(&error)),
-            _ => Self::Unreachable(describe(&error)),
+            kube::Error::Api(status) if status.code == 404 => Self::Stale(describe(&error)),
+            _ => error.into(),
         }
     }
 }
@@ -111,13 +124,17 @@ impl Publisher {
         loop {
             let begun = Instant::now();
             let Err(failure) = self.session().await;
-            if begun.elapsed() > MAX_PAUSE {
+            if begun.elapsed() > self.parts.pace.first {
                 self.failures = Failures::default();
             }
-            let pause = self.failures.count(&failure);
+            let failures = self.failures.count(&failure);
             let log = self.parts.log;
             match failure {
-                Failure::Stale => log.debug(|| "the slices are listed again".to_owned()),
+                Failure::Ended => log.debug(|| "the API server has ended the watch".to_owned()),
+                Failure::Stale(error) if failures == 0 => {
+                    log.debug(|| format!("the slices are listed again: {error:#}"));
+                    continue;
+                }
                 Failure::Forbidden(error) if self.failures.is_starting() => {
                     log.debug(|| format!("the API server may have just started: {error:#}"));
                 }
@@ -125,9 +142,33 @@ impl Publisher {
                     let error = self.explain(error).await;
                     self.report(&error);
                 }
-                Failure::Unreachable(error) | Failure::Refused(error) => self.report(&error),
+                Failure::Stale(error) | Failure::Unreachable(error) | Failure::Refused(error) => {
+                    self.report(&error);
+                }
             }
-            sleep(jittered(pause)).await;
+            self.pause(failures).await;
+        }
+    }
+
+    /// Waits before the next attempt. A change of the devices or the credentials ends the pause: it concerns one node, not all of a cluster.
+    async fn pause(&mut self, failures: u32) {
+        let asked = self.parts.access.take_retry_after();
+        let pause = self.parts.pace.pause(failures, asked, chance());
+        let end = Instant::now() + pause;
+        let first = asked.unwrap_or_default().max(SHORTEST);
+        let credentials = self.parts.access.stamp().await;
+        sleep(pause.min(first)).await;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if timeout(left.min(CREDENTIALS), self.parts.pool.changed())
+                .await
+                .is_ok()
+            {
+                return;
+            }
+            if left.is_zero() || self.parts.access.stamp().await != credentials {
+                return;
+            }
         }
     }
 
@@ -165,7 +206,7 @@ impl Publisher {
         {
             return std::future::pending().await;
         }
-        let node = self.node_name().await.map_err(Failure::Unreachable)?;
+        let node = self.node_name().await?;
         // The API server of another version may store other fields.
         (self.taints, self.shares) = (Support::Unknown, Support::Unknown);
         let fields = fields(&node, &self.parts.driver);
@@ -182,9 +223,10 @@ impl Publisher {
         }
         self.update(&mut known, &node).await?;
         self.note_success(&known);
-        let params = WatchParams::default().fields(&fields).timeout(WATCH);
         loop {
             let begun = Instant::now();
+            let length = watch_length(chance());
+            let params = WatchParams::default().fields(&fields).timeout(length);
             // The client is a new one if the kubelet's certificate was replaced.
             let slices = self.slices().await?;
             let mut events = pin!(in_time(slices.watch(&params, &version)).await?);
@@ -192,7 +234,7 @@ impl Publisher {
                 let is_event = tokio::select! {
                     event = events.next() => match event {
                         Some(event) => {
-                            version = known.apply(event?)?.unwrap_or(version);
+                            version = known.apply(received(event)?)?.unwrap_or(version);
                             true
                         }
                         None => break,
@@ -204,11 +246,11 @@ impl Publisher {
                 };
                 if self.update(&mut known, &node).await? && is_event {
                     // Another program that writes the slices again and again does not cause more requests than this.
-                    sleep(jittered(RECONNECT)).await;
+                    sleep(SHORTEST).await;
                 }
             }
-            if begun.elapsed() < RECONNECT {
-                sleep(jittered(RECONNECT)).await;
+            if begun.elapsed() + SHORTEST < Duration::from_secs(length.into()) {
+                return Err(Failure::Ended);
             }
         }
     }
@@ -219,12 +261,13 @@ impl Publisher {
         ))
     }
 
-    async fn node_name(&self) -> Result<String> {
+    async fn node_name(&self) -> Result<String, Failure> {
         let known = self.parts.node.borrow().clone();
         if !known.is_empty() {
             return Ok(known);
         }
-        let name = self.parts.access.node_name().await?;
+        let name = self.parts.access.node_name().await;
+        let name = name.map_err(Failure::Unreachable)?;
         self.parts.node.send_replace(name.clone());
         Ok(name)
     }
@@ -352,11 +395,29 @@ impl Publisher {
     }
 }
 
+/// Takes an event of a watch. A connection that breaks is not a problem before another one cannot be made.
+fn received(
+    event: Result<WatchEvent<ResourceSlice>, kube::Error>,
+) -> Result<WatchEvent<ResourceSlice>, Failure> {
+    event.map_err(|error| match error {
+        kube::Error::Api(_) => error.into(),
+        _ => Failure::Ended,
+    })
+}
+
 /// Awaits a request for a limited time.
 async fn in_time<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failure> {
     Ok(access::in_time(request)
         .await
         .map_err(Failure::Unreachable)??)
+}
+
+/// Awaits a request for one slice for a limited time.
+async fn of_slice<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failure> {
+    let answer = access::in_time(request).await;
+    answer
+        .map_err(Failure::Unreachable)?
+        .map_err(Failure::of_slice)
 }
 
 /// Returns the selector for the slices of a node: the API server permits no node to list the slices of other nodes.
@@ -418,14 +479,17 @@ async fn execute(
     let stored = match action {
         Action::Create(slice) => in_time(slices.create(&params, slice)).await?,
         Action::Replace(slice) => {
-            in_time(slices.replace(&slice.name_any(), &params, slice)).await?
+            of_slice(slices.replace(&slice.name_any(), &params, slice)).await?
         }
         Action::Delete(name) => {
-            match in_time(slices.delete(name, &DeleteParams::default())).await {
+            let deleted = access::in_time(slices.delete(name, &DeleteParams::default())).await;
+            match deleted.map_err(Failure::Unreachable)? {
+                Ok(_) => {}
                 // Another program was faster: it is deleted.
-                Ok(_) | Err(Failure::Stale) => known.0.remove(name),
-                Err(failure) => return Err(failure),
-            };
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => return Err(error.into()),
+            }
+            known.0.remove(name);
             return Ok(None);
         }
     };
@@ -496,52 +560,40 @@ fn version(slice: &ResourceSlice) -> Option<u64> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Failures {
     stale: u32,
+    unreachable: u32,
     forbidden: u32,
     refused: u32,
+    /// When the first request of a series was forbidden
+    forbidden_since: Option<Instant>,
 }
 
 impl Failures {
-    /// Counts a failure, and returns how long to wait after it.
-    fn count(&mut self, failure: &Failure) -> Duration {
-        match failure {
-            Failure::Unreachable(_) => RECONNECT,
-            Failure::Stale => {
+    /// Counts a failure, and returns the length of the series of such failures for which to wait; 0 if the next attempt follows at once.
+    fn count(&mut self, failure: &Failure) -> u32 {
+        if !matches!(failure, Failure::Forbidden(_)) {
+            self.forbidden_since = None;
+        }
+        let counter = match failure {
+            Failure::Stale(_) => {
                 self.stale += 1;
-                if self.stale <= MAX_CONFLICTS {
-                    return Duration::ZERO;
-                }
-                growing(self.stale)
+                return self.stale.saturating_sub(MAX_CONFLICTS);
             }
             Failure::Forbidden(_) => {
-                self.forbidden += 1;
-                growing(self.forbidden.saturating_sub(MAX_FORBIDDEN).max(1))
+                self.forbidden_since.get_or_insert_with(Instant::now);
+                &mut self.forbidden
             }
-            Failure::Refused(_) => {
-                self.refused += 1;
-                growing(self.refused)
-            }
-        }
+            Failure::Ended | Failure::Unreachable(_) => &mut self.unreachable,
+            Failure::Refused(_) => &mut self.refused,
+        };
+        *counter += 1;
+        *counter
     }
 
     /// Reports whether the API server may have just started.
-    const fn is_starting(self) -> bool {
-        self.forbidden < MAX_FORBIDDEN
+    fn is_starting(self) -> bool {
+        self.forbidden_since
+            .is_some_and(|since| since.elapsed() < STARTING)
     }
-}
-
-/// Returns the pause after the n-th failure of a series.
-fn growing(failures: u32) -> Duration {
-    let pause = RECONNECT.saturating_mul(1 << failures.saturating_sub(1).min(10));
-    pause.min(MAX_PAUSE)
-}
-
-/// Returns a time that differs by up to a fifth, so that the nodes of a cluster do not ask all at once.
-fn jittered(time: Duration) -> Duration {
-    let nanos = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .subsec_nanos();
-    time.mul_f64(0.8 + 0.4 * f64::from(nanos % 1_000_000) / 1_000_000.0)
 }
 
 #[cfg(test)]
@@ -568,38 +620,21 @@ mod tests {
     }
 
     #[test]
-    fn pauses() {
+    fn each_kind_of_failure_is_counted() {
         let error = || anyhow::anyhow!("error");
-        let seconds = |failure: &Failure, count| {
-            let mut failures = Failures::default();
-            for _ in 1..count {
-                failures.count(failure);
-            }
-            failures.count(failure).as_secs()
-        };
-        let stale = [1, 3, 4, 9].map(|count| seconds(&Failure::Stale, count));
-        assert_eq!(stale, [0, 0, 8, 30]);
-        let unreachable = Failure::Unreachable(error());
-        assert_eq!(
-            [1, 2, 9].map(|count| seconds(&unreachable, count)),
-            [1, 1, 1]
-        );
-        let refused = Failure::Refused(error());
-        let pauses = [1, 2, 3, 9, 99].map(|count| seconds(&refused, count));
-        assert_eq!(pauses, [1, 2, 4, 30, 30]);
-        let forbidden = Failure::Forbidden(error());
-        let pauses = [1, 6, 7, 8, 9, 99].map(|count| seconds(&forbidden, count));
-        assert_eq!(pauses, [1, 1, 1, 2, 4, 30]);
-        // An outage, then the first seconds of the API server, and a conflict
+        let (conflict, refused) = (Failure::Stale(error()), Failure::Refused(error()));
+        let (unreachable, forbidden) = (Failure::Unreachable(error()), Failure::Forbidden(error()));
         let mut failures = Failures::default();
-        for _ in 0..40 {
-            failures.count(&unreachable);
-        }
-        assert_eq!(failures.count(&forbidden), RECONNECT);
+        let stale = [(); 5].map(|()| failures.count(&conflict));
+        assert_eq!(stale, [0, 0, 0, 1, 2]);
+        let ended = [&Failure::Ended, &unreachable, &unreachable];
+        assert_eq!(ended.map(|failure| failures.count(failure)), [1, 2, 3]);
+        assert!(!failures.is_starting());
+        let others = [&forbidden, &refused, &forbidden];
+        assert_eq!(others.map(|failure| failures.count(failure)), [1, 1, 2]);
         assert!(failures.is_starting());
-        assert_eq!(failures.count(&Failure::Stale), Duration::ZERO);
-        assert_eq!(failures.count(&refused), RECONNECT);
-        let time = jittered(Duration::from_secs(1)).as_secs_f64();
-        assert!((0.8..1.2).contains(&time), "{time}");
+        failures.forbidden_since = Instant::now().checked_sub(STARTING);
+        failures.count(&forbidden);
+        assert!(!failures.is_starting());
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use plugin_api::control::{self, OfferedDriver};
 use serde_json::{Value, json};
 
-use crate::fake_api::{FakeApi, NODE};
+use crate::fake_api::{FakeApi, Fault, NODE};
 use crate::fake_host::{Fake, uuid};
 use crate::fake_kubelet::dra::DraKubelet;
 use crate::fake_kubelet::{Container, FakeKubelet};
@@ -19,7 +19,7 @@ tests! {
         claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_while_nvml_hangs,
         claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims,
         metrics_name_the_containers_of_claims, the_running_driver_is_described, the_spec_exists_during_a_restart, claims_of_mig_devices,
-        check_prints_the_slices, check_without_credentials, little_memory, restarts_in_any_order,
+        check_prints_the_slices, check_without_credentials, check_without_the_api, little_memory, restarts_in_any_order,
         a_display_card_is_not_published, claims_share_a_gpu_with_mps;
 }
 
@@ -626,11 +626,12 @@ fn the_running_driver_is_described() {
     until("works", &|driver| {
         driver.is_registered && driver.problem.is_none() && driver.unpublished.is_none()
     });
+    // A change of the devices ends the pause of the publisher.
+    host.api.stop();
     host.signal("USR1");
     until("replaced", &|driver| {
         driver.problem.as_deref() == Some("the driver is being replaced")
     });
-    host.api.stop();
     until("away", &|driver| {
         driver
             .unpublished
@@ -638,6 +639,7 @@ fn the_running_driver_is_described() {
             .is_some_and(|why| why.starts_with("cannot publish"))
     });
     host.api.run();
+    host.signal("USR2");
     until("back", &|driver| driver.unpublished.is_none());
 }
 
@@ -774,6 +776,37 @@ fn check_prints_the_slices() {
     assert_eq!(document["devices"][0]["uuid"], uuid(0));
 }
 
+/// Kubernetes before 1.34.
+fn check_without_the_api() {
+    let mut host = Host::new(&["--gpus", "1"], &[]);
+    host.api.state().faults.push(Fault {
+        method: "GET",
+        path: "resource.k8s.io",
+        code: 404,
+        times: 99,
+    });
+    host.run();
+    host.registered();
+    let start = Instant::now();
+    let no_api = "the API server has no resource.k8s.io/v1, which needs Kubernetes 1.34 or newer";
+    while !host.log().contains(no_api) {
+        assert!(start.elapsed() < SOON, "{}", host.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let text = host.check(&[]);
+    let stdout = String::from_utf8(text.stdout).unwrap();
+    assert_eq!(text.status.code(), Some(1), "{stdout}");
+    let last = stdout.lines().last().unwrap();
+    assert!(
+        last.starts_with("a pod that requests a GPU would not start: ") && last.contains(no_api),
+        "{stdout}"
+    );
+    assert!(
+        stdout.contains("hint: use the device plugin on this cluster"),
+        "{stdout}"
+    );
+}
+
 fn check_without_credentials() {
     let host = Host::new(&["--gpus", "1"], &["--node-name=node-2"]);
     let text = host.check(&[]);
@@ -871,6 +904,8 @@ fn restarts(random: &mut Random, orders: u64) {
             }
         }
         host.registered();
+        // New credentials end the pause of a publisher whose API server was away.
+        host.api.certificates.rotate(1);
         host.published("the GPU", POLLED + SOON, &[("gpu-0", false)]);
         host.starts("train", "u-1", POLLED);
         let start = Instant::now();

@@ -41,6 +41,8 @@ pub struct Asked {
     pub serial: Vec<u8>,
     pub code: u16,
     pub bytes: usize,
+    /// Its `User-Agent`
+    pub agent: String,
 }
 
 /// An error that the server answers instead of its usual answer.
@@ -68,6 +70,8 @@ pub struct State {
     pub drops_shares: bool,
     /// Something changes each slice before it is stored.
     pub drops_attributes: bool,
+    /// How long clients wait, in seconds, after an answer that they ask too much
+    pub retry_after: Option<u64>,
     /// The time for each answer
     pub delay: Duration,
     /// What it answers to each request, instead of objects
@@ -368,6 +372,8 @@ async fn answer(
         parts.uri.path().to_owned(),
         parts.uri.query().unwrap_or_default().to_owned(),
     );
+    let agent = parts.headers.get("user-agent");
+    let agent = agent.map_or("", |agent| agent.to_str().unwrap()).to_owned();
     let delay = shared.lock().delay;
     tokio::time::sleep(delay).await;
     let mut state = shared.lock();
@@ -384,10 +390,14 @@ async fn answer(
         serial,
         code,
         bytes,
+        agent,
     });
-    let response = Response::builder()
+    let mut response = Response::builder()
         .status(code)
         .header("content-type", "application/json");
+    if let Some(seconds) = state.retry_after.filter(|_| code == 429) {
+        response = response.header("retry-after", seconds);
+    }
     let body = if let Some(hostile) = state.hostile {
         hostile.body()
     } else if is_watch && code == 200 {
@@ -526,8 +536,8 @@ fn write(state: &mut State, is_new: bool, body: &[u8], dry_run: bool) -> (u16, V
         _ => {}
     }
     let drops_taints = state.drops_taints && !known.is_some_and(|known| uses(known, "taints"));
-    let drops_shares = state.drops_shares
-        && !known.is_some_and(|known| uses(known, "allowMultipleAllocations"));
+    let drops_shares =
+        state.drops_shares && !known.is_some_and(|known| uses(known, "allowMultipleAllocations"));
     for device in slice["spec"]["devices"]
         .as_array_mut()
         .into_iter()
