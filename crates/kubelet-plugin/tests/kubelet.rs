@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use fake_kubelet::plugin::FakePlugin;
 use fake_kubelet::{Event, FakeKubelet, State};
+use kubelet_plugin::kubelet::socket::KubeletDirs;
 use kubelet_plugin::kubelet::{self, Registration, Status};
 use kubelet_plugin::model::{Allocator, Refusal, Resource, ResourceDevice};
 use kubelet_plugin::proto::ContainerAllocateResponse;
@@ -61,7 +62,7 @@ tests! {
         ids_of_another_plugin_prevent_a_registration, dead_sockets_are_not_plugins,
         a_second_process_does_not_interfere, the_end_is_not_an_empty_list, a_long_path_is_an_error,
         each_resource_has_a_socket_of_its_own, the_client_of_the_kubelet_is_answered,
-        hostile_bytes_do_no_harm, idle_connections_are_bounded, the_stream_of_a_tool_does_not_count;
+        hostile_bytes_do_no_harm, a_kubelet_with_another_root_directory, idle_connections_are_bounded, the_stream_of_a_tool_does_not_count;
 }
 
 fn main() -> ExitCode {
@@ -119,10 +120,18 @@ struct Plugin {
 
 impl Plugin {
     fn start(dir: &Path, resources: Vec<Resource>) -> Self {
+        let dirs = KubeletDirs {
+            plugins: vec![dir.join("device-plugins")],
+            pod_resources: dir.join("pod-resources/kubelet.sock"),
+        };
+        Self::start_in(dirs, resources)
+    }
+
+    fn start_in(dirs: KubeletDirs, resources: Vec<Resource>) -> Self {
         let (list, resources) = watch::channel(Arc::new(resources));
         let (sender, status) = watch::channel(Status::new());
         let (stop, stopped) = oneshot::channel::<()>();
-        let (events, dir) = (Arc::new(Mutex::new(Vec::new())), dir.to_owned());
+        let events = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&events);
         let log: kubelet::Log = Arc::new(move |event| log.lock().unwrap().push(event.clone()));
         let thread = std::thread::spawn(move || {
@@ -132,7 +141,7 @@ impl Plugin {
                 .unwrap();
             runtime.block_on(async {
                 tokio::select! {
-                    result = kubelet::serve(dir, resources, Arc::new(TestAllocator), sender, log) => {
+                    result = kubelet::serve(dirs, resources, Arc::new(TestAllocator), sender, log) => {
                         Err(format!("{:#}", result.unwrap_err()))
                     }
                     _ = stopped => Ok(()),
@@ -743,6 +752,49 @@ fn the_end_is_not_an_empty_list() {
     let state = kubelet.state();
     assert_eq!((state.count(lists), state.events.len()), (1, 4));
     assert!(!dir.path().join(SOCKET).exists(), "the socket was removed");
+}
+
+/// `--root-dir` moves the socket for pod resources, and not the one for device plugins. MicroK8s has both in the other directory.
+fn a_kubelet_with_another_root_directory() {
+    let dir = scratch();
+    let (root, constant) = (dir.path().join("root"), dir.path().join("constant"));
+    let dirs = KubeletDirs {
+        plugins: vec![root.join("device-plugins"), constant.join("device-plugins")],
+        pod_resources: root.join("pod-resources/kubelet.sock"),
+    };
+    std::fs::create_dir_all(&dirs.plugins[1]).unwrap();
+    let plugin = Plugin::start_in(dirs.clone(), two_gpus());
+    let missing = |part: &str| {
+        let start = Instant::now();
+        loop {
+            let events = plugin.events.lock().unwrap().clone();
+            let mut missing = events.iter().map(ToString::to_string);
+            if missing
+                .any(|event| event.starts_with("cannot find the kubelet: ") && event.contains(part))
+            {
+                return;
+            }
+            assert!(start.elapsed() < SOON, "{part}: {events:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    missing(
+        "constant/device-plugins/kubelet.sock\" do not exist: the kubelet does not run, or \"kubelet-dir\"",
+    );
+    let kubelet = FakeKubelet::start(&constant);
+    plugin.wait("registered", SOON, |state| state.live);
+    assert_eq!(
+        plugin.registration(GPU).socket.parent(),
+        Some(&*dirs.plugins[1])
+    );
+    missing("root/pod-resources/kubelet.sock\" does not exist");
+    drop(kubelet);
+    std::fs::remove_file(dirs.plugins[1].join("kubelet.sock")).unwrap();
+    let _kubelet = FakeKubelet::start(&root);
+    plugin.wait("registered in the other directory", SOON, |state| {
+        state.live && state.socket.parent() == Some(&*dirs.plugins[0])
+    });
+    assert_eq!(dirs.missing(), None);
 }
 
 fn a_long_path_is_an_error() {

@@ -21,6 +21,7 @@ use super::mps_report;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
+use crate::kubelet::socket::KubeletDirs;
 use crate::model::{InSpecs, Resource, ResourceDevice};
 use crate::node::{Node, Offer, host};
 use crate::settings::Settings;
@@ -41,6 +42,9 @@ pub struct CheckDocument {
     mps: Vec<Entry>,
     findings: Vec<FindingEntry>,
     verdict: Verdict,
+    /// Which sockets the kubelet lacks; the verdict has it if no pod would start
+    #[serde(skip)]
+    missing: Option<String>,
 }
 
 /// Whether the running plugin has reported its devices.
@@ -108,6 +112,7 @@ pub async fn check(
         offer: &node.offer(),
         running: offered.as_ref().ok(),
         driver: driver.as_deref(),
+        missing: KubeletDirs::of(&settings.kubelet_dir).missing(),
     };
     Ok(report(&input, &all, offered))
 }
@@ -161,6 +166,7 @@ pub fn report(
         choice,
         offer,
         running,
+        ref missing,
         ..
     } = *input;
     let mut entries = Vec::new();
@@ -198,6 +204,7 @@ pub fn report(
         resources,
         mps: Entry::of(&offer.mps),
         findings: entries,
+        missing: missing.clone().filter(|_| running.is_some()),
     };
     CheckReport {
         document,
@@ -232,6 +239,10 @@ impl report::JsonReport for CheckDocument {
             one_line(why)
         );
         lines.push(Line::new(text));
+        if let Some(missing) = &self.missing {
+            let text = format!("cannot find the kubelet: {}", one_line(missing));
+            lines.push(Line::new(text));
+        }
         lines.extend(self.mps.iter().map(mps_report::line));
         lines
     }
@@ -251,14 +262,19 @@ impl report::JsonReport for CheckDocument {
 }
 
 /// Decides whether the kubelet would give a device of the running plugin to a pod.
-fn of_kubelet(resources: &[ResourceEntry], running: &Offered) -> Verdict {
+fn of_kubelet(resources: &[ResourceEntry], running: &Offered, missing: Option<&String>) -> Verdict {
     let mut why = "the running plugin offers no GPU".to_owned();
     for resource in resources {
         for device in &resource.devices {
             match &device.why {
                 Some(error) => why.clone_from(error),
                 None if is_live(running, &resource.name) => return Verdict::starts(),
-                None => why = format!("the kubelet does not have {}", resource.name),
+                None => {
+                    why = format!("the kubelet does not have {}", resource.name);
+                    if let Some(missing) = missing {
+                        why += &format!(": {missing}");
+                    }
+                }
             }
         }
     }
@@ -316,7 +332,7 @@ impl DeviceEntry {
 }
 
 /// What the report is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CheckInput<'a> {
     /// The settings
     pub settings: &'a Settings,
@@ -328,12 +344,14 @@ pub struct CheckInput<'a> {
     pub running: Option<&'a Offered>,
     /// Why the driver lacks a file that each container needs; `None` if it lacks none
     pub driver: Option<&'a str>,
+    /// Which sockets the kubelet lacks; `None` if it has them
+    pub missing: Option<String>,
 }
 
 impl CheckInput<'_> {
     /// Decides whether a pod would start with a device of the running plugin.
     fn verdict(&self, resources: &[ResourceEntry], running: &Offered) -> Verdict {
-        let verdict = of_kubelet(resources, running);
+        let verdict = of_kubelet(resources, running, self.missing.as_ref());
         if !verdict.is_start() {
             return verdict;
         }
@@ -520,7 +538,7 @@ mod tests {
                 }],
                 ..Offered::default()
             };
-            let found = of_kubelet(&resources, &running);
+            let found = of_kubelet(&resources, &running, None);
             match expected {
                 None => assert_eq!(found, Verdict::starts()),
                 Some(why) => {

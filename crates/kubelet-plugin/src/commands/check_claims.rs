@@ -22,6 +22,7 @@ use crate::dra::access::NO_SLICES;
 use crate::dra::devices::{self, ClaimDevice, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
+use crate::kubelet::socket::KubeletDirs;
 use crate::node::Node;
 use crate::node::facts::NvmlFacts;
 use crate::node::gpus::NodeGpu;
@@ -91,7 +92,10 @@ pub async fn check(
         entries.push(finding.into());
     }
     let verdict = match offered {
-        Ok(running) => verdict(&devices, running, &api, engine.as_ref()),
+        Ok(running) => {
+            let missing = KubeletDirs::of(&settings.kubelet_dir).missing();
+            verdict(&devices, running, &api, engine.as_ref(), missing)
+        }
         Err(error) => Verdict::of_unanswered(error),
     };
     let document = ClaimsDocument {
@@ -230,6 +234,7 @@ fn verdict(
     running: &Offered,
     api: &Probe,
     engine: Option<&Finding>,
+    missing: Option<String>,
 ) -> Verdict {
     if let Some(finding) = engine {
         return Verdict::fails(&finding.what);
@@ -238,7 +243,11 @@ fn verdict(
         return Verdict::fails("the running plugin is not a driver for claims");
     };
     if !driver.is_registered {
-        return Verdict::fails(format!("the kubelet has not registered {:?}", driver.name));
+        let mut why = format!("the kubelet has not registered {:?}", driver.name);
+        if let Some(missing) = missing {
+            why += &format!(": {missing}");
+        }
+        return Verdict::fails(why);
     }
     if let Some(why) = driver.problem.as_ref().or(driver.unpublished.as_ref()) {
         return Verdict::fails(why);

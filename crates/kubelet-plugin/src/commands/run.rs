@@ -27,6 +27,7 @@ use crate::dra;
 use crate::dra::pool::Pool;
 use crate::kubelet;
 use crate::kubelet::kept::Keeper;
+use crate::kubelet::socket::KubeletDirs;
 use crate::log::Log;
 use crate::metrics::server::{self, Sources};
 use crate::metrics::timed::{self, Timed};
@@ -83,8 +84,8 @@ pub async fn run(
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
-        let dir = settings.kubelet_dir.clone();
-        kubelet::serve(dir, outlets.list(), allocator, status, note)
+        let dirs = KubeletDirs::of(&settings.kubelet_dir);
+        kubelet::serve(dirs, outlets.list(), allocator, status, note)
     });
     let control = role.run_dir().map(|dir| serve_control(dir, commands, log));
     let mut agent = Agent::new(&settings, config_path, state, specs, outlets, log);
@@ -187,7 +188,7 @@ fn metrics(
         readings,
         status,
         latency: latency.clone(),
-        pod_resources: kubelet::pods::socket(&settings.kubelet_dir),
+        pod_resources: KubeletDirs::of(&settings.kubelet_dir).pod_resources,
         names: settings.plugin.metrics_names.clone(),
         node: host::node_name(),
         ignored_xids: settings.plugin.ignored_xids.clone(),

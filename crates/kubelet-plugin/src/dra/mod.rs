@@ -37,6 +37,7 @@ pub mod slice;
 mod sockets;
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::kubelet::kept::Keeper;
-use crate::kubelet::socket::SocketId;
+use crate::kubelet::socket::{KubeletDirs, SocketId};
 use crate::log::Log;
 use crate::model::HostCheck;
 use crate::settings::Settings;
@@ -59,6 +60,8 @@ use sockets::Sockets;
 
 /// How often our sockets are inspected. The kubelet finds a new one by itself.
 const INSPECTION: Duration = Duration::from_secs(1);
+/// How long the kubelet may take to register the driver before the absence of its sockets is reported.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How often other drivers and device plugins are searched for.
 const SEARCH: Duration = Duration::from_secs(10);
 
@@ -141,7 +144,7 @@ pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log
                     });
                     tokio::select! {
                         never = publisher.run() => match never {},
-                        end = watch_over(&options, &pool, sockets) => match end {
+                        end = watch_over(&options, &pool, sockets, log) => match end {
                             Some(refused) => refused,
                             None => return,
                         },
@@ -229,13 +232,24 @@ async fn watch_over(
     options: &DriverOptions,
     pool: &watch::Receiver<Pool>,
     mut sockets: Sockets,
+    log: Log,
 ) -> Option<StartError> {
     let mut registered = options.registered.subscribe();
     let mut searched = Instant::now();
     registered.mark_changed();
+    let mut patience = pin!(sleep(PATIENCE));
+    let mut is_patient = true;
     loop {
         tokio::select! {
             () = sleep(INSPECTION) => {}
+            () = &mut patience, if is_patient => {
+                is_patient = false;
+                if let Some(missing) = KubeletDirs::of(&options.kubelet_dir).missing()
+                    && *registered.borrow() != Some(true)
+                {
+                    log.note(&format!("cannot find the kubelet: {missing}"));
+                }
+            }
             () = stopped(options) => {
                 sockets.finish().await;
                 return None;

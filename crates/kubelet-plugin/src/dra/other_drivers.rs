@@ -9,13 +9,12 @@ use findings::catalog;
 
 use super::devices::ClaimDevice;
 use crate::kubelet::other_plugins::{device_plugins, driver_for_claims, resource_with_gpus};
-use crate::kubelet::pods;
-use crate::kubelet::socket::{self, SocketId};
+use crate::kubelet::socket::{self, KubeletDirs, SocketId};
 
 /// Returns what else has the GPUs. `ours` are our sockets. Device plugins are found by the names of their sockets and, because those are
 /// free, by the resources that the kubelet can assign.
 pub(super) async fn conflict(
-    kubelet_dir: &Path,
+    root: &Path,
     driver: &str,
     ours: &[SocketId],
     devices: &[ClaimDevice],
@@ -24,19 +23,16 @@ pub(super) async fn conflict(
         .iter()
         .flat_map(|device| [device.uuid.as_str(), device.gpu.as_str()])
         .collect();
-    let what = if let Some(path) =
-        driver_for_claims(&socket::plugin_registry(kubelet_dir), driver, ours).await
-    {
-        format!("another driver {driver:?} answers at {path:?}")
-    } else if let Some(socket) = device_plugins(&socket::plugin_dir(kubelet_dir))
-        .await
-        .first()
-    {
-        format!("a device plugin answers at {socket:?} in the kubelet's directory")
-    } else {
-        let resource = resource_with_gpus(&pods::socket(kubelet_dir), &uuids).await?;
-        format!("a device plugin has registered the resource {resource:?}")
-    };
+    let dirs = KubeletDirs::of(root);
+    let what =
+        if let Some(path) = driver_for_claims(&socket::plugin_registry(root), driver, ours).await {
+            format!("another driver {driver:?} answers at {path:?}")
+        } else if let Some(socket) = device_plugins(dirs.plugin_dir()).await.first() {
+            format!("a device plugin answers at {socket:?} in the kubelet's directory")
+        } else {
+            let resource = resource_with_gpus(&dirs.pod_resources, &uuids).await?;
+            format!("a device plugin has registered the resource {resource:?}")
+        };
     Some(Finding::new(
         &catalog::OTHER_DRIVER,
         format!("cannot register the driver {driver:?}: {what}"),

@@ -36,50 +36,66 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 pub use server::Resources;
 pub use status::{Event, Log, Registration, Status};
 
 use crate::model::Allocator;
 use other_plugins::OtherPlugins;
+use socket::KubeletDirs;
 use socket_watch::SocketState;
 use status::Shared;
 
 /// How often other plugins are searched for.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
+/// How long the kubelet may take to create its sockets before their absence is reported.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// The tasks of the resources that are served.
 type Tasks = BTreeMap<String, JoinSet<()>>;
 
-/// Serves the resources of the list, which may change, to the kubelet of this directory (`/var/lib/kubelet`). Its sockets are closed
+/// Serves the resources of the list, which may change, to the kubelet with these directories. Its sockets are closed
 /// and removed when the future is dropped; no empty list is sent, because the kubelet would report a capacity of 0.
 ///
 /// # Errors
 /// If the paths of the sockets are longer than the address of a Unix socket.
 pub async fn serve(
-    kubelet_dir: PathBuf,
-    mut resources: Resources,
+    dirs: KubeletDirs,
+    resources: Resources,
     allocator: Arc<dyn Allocator>,
     status: watch::Sender<Status>,
     log: Log,
 ) -> Result<Infallible> {
-    let dir = socket::plugin_dir(&kubelet_dir);
-    socket::path(&dir, "nvidia.com/gpu")?;
-    let shared = Arc::new(Shared {
-        dir,
-        pod_resources: pods::socket(&kubelet_dir),
-        resources: resources.clone(),
-        allocator,
-        sockets: watch::Sender::new(SocketState::default()),
-        others: watch::Sender::new(OtherPlugins::default()),
-        status,
-        log,
-    });
+    for dir in &dirs.plugins {
+        socket::path(dir, "nvidia.com/gpu")?;
+    }
+    loop {
+        let dir = dirs.plugin_dir().to_owned();
+        let shared = Arc::new(Shared {
+            dir,
+            dirs: dirs.clone(),
+            resources: resources.clone(),
+            allocator: Arc::clone(&allocator),
+            sockets: watch::Sender::new(SocketState::default()),
+            others: watch::Sender::new(OtherPlugins::default()),
+            status: status.clone(),
+            log: Arc::clone(&log),
+        });
+        tokio::select! {
+            never = serve_in(&shared, resources.clone()) => match never {},
+            () = socket_watch::watch(&shared.dir, &dirs, &shared.sockets) => {}
+        }
+    }
+}
+
+/// Serves the resources in one directory.
+async fn serve_in(shared: &Arc<Shared>, mut resources: Resources) -> Infallible {
     let mut common = JoinSet::new();
-    let (watcher, searcher) = (Arc::clone(&shared), Arc::clone(&shared));
-    common.spawn(async move { socket_watch::watch(&watcher.dir, &watcher.sockets).await });
+    let (searcher, reporter) = (Arc::clone(shared), Arc::clone(shared));
     common.spawn(async move { search(&searcher).await });
+    common.spawn(async move { report_missing(&reporter).await });
     let mut tasks = Tasks::new();
     loop {
         let names = resources
@@ -87,7 +103,7 @@ pub async fn serve(
             .iter()
             .map(|resource| resource.name.clone())
             .collect();
-        update(&shared, &mut tasks, &names);
+        update(shared, &mut tasks, &names);
         if resources.changed().await.is_err() {
             // The list does not change any more.
             std::future::pending::<()>().await;
@@ -146,6 +162,22 @@ fn socket_of<'a>(
         anyhow::bail!("its socket {file:?} belongs to {other:?}; rename one of the two resources");
     }
     socket::path(dir, name)
+}
+
+/// Logs which sockets of the kubelet are missing after a while, once until the kubelet has its socket or loses it.
+async fn report_missing(shared: &Shared) {
+    let mut sockets = shared.sockets.subscribe();
+    loop {
+        sleep(PATIENCE).await;
+        if let Some(missing) = shared.dirs.missing()
+            && !shared.resources.borrow().is_empty()
+        {
+            shared.log(&Event::Missing(missing));
+        }
+        let kubelet = sockets.borrow_and_update().kubelet;
+        // The sender lives as long as this task.
+        let _ = sockets.wait_for(|seen| seen.kubelet != kubelet).await;
+    }
 }
 
 async fn search(shared: &Shared) {

@@ -4,7 +4,7 @@
 //! here: names that the API server does not accept, and containers beyond the limits, are only counted.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -56,12 +56,6 @@ pub struct PodContainer {
     pub devices: BTreeMap<String, Vec<String>>,
     /// The UUIDs of the devices that it has from claims, by the name of our driver
     pub claims: BTreeMap<String, Vec<String>>,
-}
-
-/// Returns the kubelet's socket for pod resources.
-#[must_use]
-pub fn socket(kubelet_dir: &Path) -> PathBuf {
-    kubelet_dir.join("pod-resources/kubelet.sock")
 }
 
 /// Returns the containers that have devices of these resources or from claims, or `None` if the kubelet does not answer in time.

@@ -213,6 +213,7 @@ impl Registrar {
             _ = others.changed() => None,
             _ = streams.changed() => None,
             () = sleep_until(self.next_attempt), if waits_for_attempt => None,
+            () = sleep_until(self.next_bind), if facts.socket == Socket::Unavailable => None,
         };
         if let Some(outcome) = outcome {
             self.attempt = None;

@@ -61,10 +61,76 @@ impl SocketId {
     }
 }
 
-/// Returns the directory of the plugins' sockets.
-#[must_use]
-pub fn plugin_dir(kubelet_dir: &Path) -> PathBuf {
-    kubelet_dir.join("device-plugins")
+/// The directory of the device plugins' sockets, which the option `--root-dir` of the kubelet does not move
+/// (`DevicePluginPath` in k8s.io/kubelet).
+const PLUGIN_DIR: &str = "/var/lib/kubelet/device-plugins";
+
+/// Where a kubelet has its sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletDirs {
+    /// Where the sockets of the device plugins can be, at least one directory. The kubelet's socket shows which one it is.
+    pub plugins: Vec<PathBuf>,
+    /// The socket for pod resources
+    pub pod_resources: PathBuf,
+}
+
+impl KubeletDirs {
+    /// Returns the directories of the kubelet with this root directory.
+    #[must_use]
+    pub fn of(root: &Path) -> Self {
+        let plugin_dir = root.join("device-plugins");
+        let mut plugins = Vec::new();
+        if plugin_dir != Path::new(PLUGIN_DIR) {
+            plugins.push(plugin_dir);
+        }
+        plugins.push(PLUGIN_DIR.into());
+        Self {
+            plugins,
+            pod_resources: root.join("pod-resources/kubelet.sock"),
+        }
+    }
+
+    /// Returns the directory of the plugins' sockets: the one with the kubelet's socket, before the kubelet runs the first one that exists,
+    /// and without one the last one.
+    #[must_use]
+    pub fn plugin_dir(&self) -> &Path {
+        for dir in &self.plugins {
+            if SocketId::at(&kubelet(dir)).is_some() {
+                return dir;
+            }
+        }
+        for dir in &self.plugins {
+            if dir.is_dir() {
+                return dir;
+            }
+        }
+        match self.plugins.last() {
+            Some(dir) => dir,
+            None => Path::new(PLUGIN_DIR),
+        }
+    }
+
+    /// Returns what is missing while the kubelet does not answer; `None` if it has its sockets.
+    #[must_use]
+    pub fn missing(&self) -> Option<String> {
+        let hint =
+            "the kubelet does not run, or \"kubelet-dir\" is not its root directory (`--root-dir`)";
+        let dir = self.plugin_dir();
+        if SocketId::at(&kubelet(dir)).is_none() {
+            let mut sockets = Vec::new();
+            for dir in &self.plugins {
+                sockets.push(format!("{:?}", kubelet(dir)));
+            }
+            let verb = if sockets.len() == 1 { "does" } else { "do" };
+            let sockets = sockets.join(" and ");
+            return Some(format!("{sockets} {verb} not exist: {hint}"));
+        }
+        if SocketId::at(&self.pod_resources).is_none() {
+            let socket = &self.pod_resources;
+            return Some(format!("{socket:?} does not exist: {hint}"));
+        }
+        None
+    }
 }
 
 /// Returns the directory in which the kubelet searches for drivers for claims.

@@ -1,7 +1,7 @@
 //! Watches the directory of the plugins' sockets.
 //!
-//! The directory is inspected every second. inotify only makes this faster: if it is unavailable, or if an event is lost, nothing
-//! else changes.
+//! The events of inotify show each change of a directory. A directory that cannot be watched, for example because it does not exist, is
+//! inspected every second instead.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,10 +12,13 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::socket::{self, SocketId};
+use super::socket::{self, KubeletDirs, SocketId};
 
-/// How often the directory is inspected.
+/// How often a directory is inspected that cannot be watched.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a directory is inspected that is watched: a file system over it causes no event.
+const LONG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Many events, for example when a kubelet deletes all sockets, are handled together.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -31,15 +34,21 @@ pub(super) struct SocketState {
     pub(super) inspections: u64,
 }
 
-/// Inspects the directory forever.
-pub(super) async fn watch(dir: &Path, sockets: &watch::Sender<SocketState>) {
-    let events = Events::new();
+/// Inspects the directory until the kubelet has its socket in another one of its directories.
+pub(super) async fn watch(dir: &Path, dirs: &KubeletDirs, sockets: &watch::Sender<SocketState>) {
+    let events = DirEvents::new();
     let socket = socket::kubelet(dir);
     loop {
         // The watch is added before the inspection, so that no change is missed. It belongs to the inode (inotify(7)), so a directory
         // that was replaced needs a new one.
-        events.add(dir);
+        let mut are_watched = true;
+        for other in &dirs.plugins {
+            are_watched &= events.add(other);
+        }
         let kubelet = SocketId::at(&socket);
+        if kubelet.is_none() && SocketId::at(&socket::kubelet(dirs.plugin_dir())).is_some() {
+            return;
+        }
         sockets.send_modify(|seen| {
             let is_other = seen.inspections > 0 && kubelet.is_some() && kubelet != seen.kubelet;
             let is_new = is_other || (seen.is_new && kubelet.is_some());
@@ -49,17 +58,23 @@ pub(super) async fn watch(dir: &Path, sockets: &watch::Sender<SocketState>) {
                 inspections: seen.inspections + 1,
             };
         });
-        if timeout(INTERVAL, events.next()).await.is_ok() {
+        let interval = if are_watched || (kubelet.is_some() && events.add(dir)) {
+            LONG_INTERVAL
+        } else {
+            INTERVAL
+        };
+        if timeout(interval, events.next()).await.is_ok() {
             sleep(PAUSE).await;
         }
     }
 }
 
-/// The events of inotify; none if the kernel provides no instance.
-struct Events(Option<AsyncFd<OwnedFd>>);
+/// The events of directories: files that are created, moved or removed. None if the kernel provides no instance of inotify.
+#[derive(Debug)]
+pub(crate) struct DirEvents(Option<AsyncFd<OwnedFd>>);
 
-impl Events {
-    fn new() -> Self {
+impl DirEvents {
+    pub(crate) fn new() -> Self {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
         #[allow(
             deprecated,
@@ -68,18 +83,22 @@ impl Events {
         Self(fd.and_then(|fd| AsyncFd::new(fd).ok()))
     }
 
-    /// The kernel keeps one watch for a directory, however often it is added: inotify_add_watch(2) modifies the watch of the inode.
-    fn add(&self, dir: &Path) {
-        if let Some(fd) = &self.0 {
-            let flags = WatchFlags::CREATE
-                | WatchFlags::MOVED_TO
-                | WatchFlags::DELETE
-                | WatchFlags::ONLYDIR;
-            let _ = inotify::add_watch(fd, dir, flags);
-        }
+    /// Watches a directory, and reports whether that is possible. The kernel keeps one watch for a directory, however often it is added:
+    /// inotify_add_watch(2) modifies the watch of the inode.
+    pub(crate) fn add(&self, dir: &Path) -> bool {
+        let Some(fd) = &self.0 else { return false };
+        let flags = WatchFlags::CREATE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::DELETE
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONLYDIR;
+        inotify::add_watch(fd, dir, flags).is_ok()
     }
 
-    async fn next(&self) {
+    /// Waits for events, and takes all of them.
+    pub(crate) async fn next(&self) {
         let Some(fd) = &self.0 else {
             return std::future::pending().await;
         };

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::other_plugins::{self, OtherPlugins};
 use super::server::Resources;
+use super::socket::KubeletDirs;
 use super::socket_watch::SocketState;
 use crate::model::Allocator;
 
@@ -43,6 +44,8 @@ pub enum Event {
     Closed(String),
     /// A resource cannot be registered now, for this reason.
     Failed(String, String),
+    /// The kubelet lacks these sockets.
+    Missing(String),
     /// Another plugin offers the GPUs.
     Conflict(Finding),
 }
@@ -53,6 +56,7 @@ impl fmt::Display for Event {
             Self::Registered(resource) => write!(f, "registered {resource:?} with the kubelet"),
             Self::Closed(resource) => write!(f, "the kubelet's stream for {resource:?} ended"),
             Self::Failed(resource, error) => write!(f, "cannot register {resource:?}: {error}"),
+            Self::Missing(what) => write!(f, "cannot find the kubelet: {what}"),
             Self::Conflict(finding) => write!(f, "{} ({})", finding.what, finding.kind.id()),
         }
     }
@@ -65,8 +69,8 @@ pub type Log = Arc<dyn Fn(&Event) + Send + Sync>;
 pub(super) struct Shared {
     /// The directory of the plugins' sockets
     pub(super) dir: PathBuf,
-    /// The kubelet's socket for pod resources
-    pub(super) pod_resources: PathBuf,
+    /// Where the kubelet can have its sockets
+    pub(super) dirs: KubeletDirs,
     /// The lists of devices
     pub(super) resources: Resources,
     /// Answers questions about devices
@@ -102,7 +106,8 @@ impl Shared {
     /// Searches for other plugins, and wakes the tasks if that changed.
     pub(super) async fn search_others(&self, patience: Duration) -> OtherPlugins {
         let ours = Arc::clone(&self.resources.borrow());
-        let found = other_plugins::search(&self.dir, &self.pod_resources, patience, &ours).await;
+        let found =
+            other_plugins::search(&self.dir, &self.dirs.pod_resources, patience, &ours).await;
         self.others.send_if_modified(|others| {
             let changed = *others != found;
             others.clone_from(&found);
