@@ -31,8 +31,8 @@ pub(super) fn run(shell: Shell) -> ExitCode {
 /// Prints the words that can replace the last one: one on each line, followed by a tab and its help. `home` is the meaning of `~`, for which
 /// std would ask a name service if the variable was not set.
 pub(super) fn complete(words: &[OsString], home: Option<&Path>) -> ExitCode {
-    let home = home.unwrap_or(Path::new("/"));
-    process::set_variable("HOME", home.as_os_str());
+    let root = Path::new("/");
+    process::set_variable("HOME", home.unwrap_or(root).as_os_str());
     let mut line = vec![OsString::from("oci-nvidia-hook")];
     line.extend_from_slice(words);
     let mut program = with_values_of_host(&line);
