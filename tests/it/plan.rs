@@ -301,7 +301,6 @@ fn the_configuration_of_hook_files() {
         ("plan web1", "\ndevice: GPU 1: NVIDIA H100"),
         ("info", "NVIDIA H100"),
         ("files", "/libcuda.so.535.183.01\n"),
-        ("ps --gpu 7", "unknown GPU"),
         ("why swarm", "DOCKER_RESOURCE_GPU requests GPU 0"),
         ("status", "[devices] in config.toml denies them"),
         (
