@@ -88,7 +88,7 @@ impl Podman {
             let podman = Self::with_image();
             let image = Image::new(
                 &podman.dir.path().join("old"),
-                &["--layout", "debian", "--cache", "old"],
+                &["--layout", "debian", "--cache", "compat"],
             );
             podman.import(&image.rootfs, "localhost/old-cache");
             podman
