@@ -17,6 +17,17 @@ use super::stage::Stage;
 use super::terminal::Color;
 use crate::doctor::Section;
 
+/// The place of the groups in [`TEMPLATE`].
+pub(super) const GROUPS: &str = "[groups of commands]";
+
+/// The template for the help of the program. clap itself has no groups of commands, and creates the template for each command line that
+/// it parses. So the groups are inserted only when help is printed.
+pub(super) const TEMPLATE: &str = concat!(
+    "{about-with-newline}\n{usage-heading} {usage}\n\n",
+    "[groups of commands]",
+    "\n\nOptions:\n{options}{after-help}"
+);
+
 /// The heading of the options that all commands have, after the options of the command.
 const GLOBAL: &str = "Global options";
 
@@ -32,7 +43,9 @@ const GLOBAL: &str = "Global options";
     propagate_version = true,
     args_override_self = true,
     arg_required_else_help = false,
+    disable_help_subcommand = true,
     max_term_width = 80,
+    help_template = TEMPLATE,
     after_help = "Exit status:\n  \
                   0 success, 1 failure (at a hook stage: the container must not start),\n  \
                   2 invalid command line, 3 errors that doctor found\n\n\
@@ -172,6 +185,11 @@ pub enum Command {
     ///
     /// The command does not ask NVML. It shows the version of CUDA if the inventory of the GPUs is cached.
     Version,
+    /// Show this help, or the help of a command
+    Help {
+        /// The command
+        command: Vec<String>,
+    },
     /// A hook stage
     #[command(flatten)]
     Stage(Stage),
@@ -247,6 +265,9 @@ pub struct Ps {
     /// List only the containers with this GPU or MIG device: its index, UUID or bus id
     #[arg(long, value_name = "GPU", value_parser = NonEmptyStringValueParser::new())]
     pub gpu: Option<String>,
+    /// Repeat every 2 seconds on a terminal, until Ctrl-C
+    #[arg(long, conflicts_with = "json")]
+    pub watch: bool,
     /// Format of the output
     #[command(flatten)]
     pub output: Output,

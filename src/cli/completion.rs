@@ -65,6 +65,7 @@ fn text(offer: &CompletionCandidate) -> String {
 /// Returns the command line of the program, with the values of arguments that depend on this host.
 fn with_values_of_host(line: &[OsString]) -> Command {
     let dirs = spec_dirs(line);
+    let helped = Vec::from(line);
     let cdi_devices = move || candidates(cdi_check::names(&dirs));
     Cli::command()
         .mut_subcommand("plan", |plan| {
@@ -85,11 +86,32 @@ fn with_values_of_host(line: &[OsString]) -> Command {
                 with(arg, || candidates(["all".to_owned()]))
             })
         })
+        .mut_subcommand("help", |help| {
+            help.mut_arg("command", |arg| {
+                with(arg, move || candidates(commands(&helped)))
+            })
+        })
         .mut_subcommand("cdi", |cdi| {
             cdi.mut_subcommand("check", |check| {
                 check.mut_arg("names", |arg| with(arg, cdi_devices))
             })
         })
+}
+
+/// Returns the commands that can follow the words after `help` in this line.
+fn commands(line: &[OsString]) -> Vec<String> {
+    let program = Cli::command();
+    let mut words = before_last(line).iter();
+    words.find(|word| *word == "help");
+    let mut group = &program;
+    for word in words {
+        let Some(below) = group.find_subcommand(word) else {
+            return Vec::new();
+        };
+        group = below;
+    }
+    let visible = group.get_subcommands().filter(|one| !one.is_hide_set());
+    visible.map(|one| one.get_name().to_owned()).collect()
 }
 
 fn before_last(line: &[OsString]) -> &[OsString] {

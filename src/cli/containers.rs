@@ -1,5 +1,7 @@
 //! Finds containers by id, name or pod, among the records of the hook and the containers that engines list.
 
+mod pods;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -141,7 +143,7 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<KnownCon
 /// If the name matches no container, or is the beginning of several ids.
 pub(super) fn find<'k>(name: &str, known: &'k [KnownContainer]) -> Result<Vec<&'k KnownContainer>> {
     if name.is_empty() {
-        return Err(unknown(name));
+        return Err(unknown(name, known));
     }
     if let Some(one) = named(name, known, true).or_else(|| named(name, known, false)) {
         return Ok(vec![one]);
@@ -150,10 +152,14 @@ pub(super) fn find<'k>(name: &str, known: &'k [KnownContainer]) -> Result<Vec<&'
     if !of_pod.is_empty() {
         return Ok(of_pod);
     }
+    let of_podman = pods::containers_of(name, known);
+    if !of_podman.is_empty() {
+        return Ok(of_podman);
+    }
     let similar = known.iter().filter(|known| known.id.starts_with(name));
     let similar: Vec<_> = similar.collect();
     match similar.as_slice() {
-        [] => Err(unknown(name)),
+        [] => Err(unknown(name, known)),
         [one] => Ok(vec![one]),
         several => Err(ambiguous(name, several)),
     }
@@ -226,13 +232,17 @@ fn ambiguous(name: &str, several: &[&KnownContainer]) -> anyhow::Error {
     )
 }
 
-fn unknown(name: &str) -> anyhow::Error {
-    let hint = match roots_records(&format!("why {}", shown_name(name))) {
+fn unknown(name: &str, known: &[KnownContainer]) -> anyhow::Error {
+    let mut hint = match roots_records(&format!("why {}", shown_name(name))) {
         Some(hint) => hint,
         None => "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; \
              \"oci-nvidia-hook status\" shows whether engines start the hook"
             .to_owned(),
     };
+    if pods::has_pod_without_name(known) {
+        hint +=
+            "; give the id of a pod that has no infra container, which \"podman pod ps\" prints";
+    }
     failure(
         &catalog::NO_RECORD,
         format!("unknown container or pod {name:?}"),

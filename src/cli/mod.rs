@@ -12,12 +12,14 @@ pub(crate) mod doctor;
 pub mod doctor_text;
 pub(crate) mod explain;
 pub(crate) mod files;
+mod help;
 mod hook_config;
 pub(crate) mod info;
 mod mps;
 mod mps_line;
 pub(crate) mod nvidia;
 pub(crate) mod output;
+mod overview;
 pub(crate) mod plan;
 mod plan_image;
 pub(crate) mod prepare;
@@ -152,9 +154,7 @@ fn run_command(args: &[OsString], environment: Environment) -> ExitCode {
             completion::complete(rest, environment.home.as_deref())
         }
         None => {
-            if let Ok(Parsed::Help(text)) = parse::parse::<Cli>(&["--help".into()]) {
-                stdio::print_stderr(&(text + "\n"));
-            }
+            stdio::print_stderr(&(help::text(&[]).unwrap_or_default() + "\n"));
             usage_error(&failure(
                 &catalog::COMMAND_LINE,
                 "a command is missing",
@@ -167,7 +167,7 @@ fn run_command(args: &[OsString], environment: Environment) -> ExitCode {
             Ok(Parsed::Run(cli)) => {
                 carry_out(&cli, environment).unwrap_or_else(|error| failed(&error))
             }
-            Ok(Parsed::Help(text)) => output::print(&text),
+            Ok(Parsed::Help(text)) => output::print(&overview::complete(text)),
             Ok(Parsed::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
         },
@@ -241,6 +241,7 @@ fn carry_out(
         Command::Cdi(command) => cdi::run(command, config, terminal),
         Command::Completion { shell } => Ok(completion::run(*shell)),
         Command::Version => Ok(version::run(config)),
+        Command::Help { command } => Ok(help::run(command)),
     }
 }
 
@@ -354,6 +355,14 @@ mod tests {
             stages += 1;
         }
         assert_eq!(stages, engines::hook_args::STAGES.len());
+        let mut commands = engines::hook_args::COMMANDS.to_vec();
+        for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
+            if !command.is_hide_set() {
+                assert!(commands.contains(&command.get_name()), "{command:?}");
+                commands.retain(|known| *known != command.get_name());
+            }
+        }
+        assert!(commands.is_empty(), "{commands:?}");
     }
 
     #[test]

@@ -31,7 +31,10 @@ struct Document<'a> {
     records: &'a [&'a Record],
     /// The given container, if it has no record
     #[serde(skip_serializing_if = "Option::is_none")]
-    without_record: Option<WithoutRecord>,
+    without_record: Option<&'a WithoutRecord>,
+    /// The containers of the given pod, or the given container, that have no record
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    without_records: &'a [WithoutRecord],
 }
 
 /// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
@@ -57,7 +60,7 @@ fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
     if options.output.json {
         // On stderr, because stdout contains only the document.
         roots.iter().for_each(|hint| Call::default().report(hint));
-        return document(&records, None);
+        return document(&records, &[]);
     }
     let text = match records.is_empty() {
         false => {
@@ -82,34 +85,42 @@ fn show(
 ) -> Result<String> {
     let known = containers::read()?;
     let found = containers::find(name, &known)?;
-    let (mut records, mut without) = (Vec::new(), None);
+    let (mut records, mut without_records) = (Vec::new(), Vec::new());
     for container in found {
-        match &container.record {
-            Some(record) => records.push(record),
-            None => without = Some(without_record(container, &known, config)?),
+        if let Some(record) = &container.record {
+            records.push(record);
+            continue;
         }
+        let mut answer = without_record(container, config)?;
+        if let Some(earlier) = containers::earlier(container, &known) {
+            answer.earlier.clone_from(&earlier.container.id);
+        }
+        without_records.push(answer);
     }
     if options.output.json {
-        return document(&records, without);
+        return document(&records, &without_records);
     }
     let now = SystemTime::now();
     let mut texts = Vec::new();
     for record in records {
         texts.push(terminal.render(&lines(record, now)));
     }
-    if let Some(container) = without {
+    for container in without_records {
         texts.push(terminal.render(&container.lines()));
     }
     Ok(texts.join("\n"))
 }
 
-fn document(records: &[&Record], without_record: Option<WithoutRecord>) -> Result<String> {
-    let document = Document {
+fn document(records: &[&Record], without_records: &[WithoutRecord]) -> Result<String> {
+    Ok(json::pretty(&Document {
         version: json::VERSION,
+        without_record: match without_records {
+            [one] if records.is_empty() => Some(one),
+            _ => None,
+        },
         records,
-        without_record,
-    };
-    Ok(json::pretty(&document)? + "\n")
+        without_records,
+    })? + "\n")
 }
 
 /// A container without a record, as in most cases because it requests no GPU. The field names are part of the JSON interface.
@@ -149,21 +160,15 @@ enum NotSetUp {
     NotCalled,
 }
 
-fn without_record(
-    container: &KnownContainer,
-    known: &[KnownContainer],
-    config: Option<&Path>,
-) -> Result<WithoutRecord> {
-    let spec = oci::spec_view::read_named(&container.bundle)?;
+fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<WithoutRecord> {
+    let spec = oci::spec_view::read_named(&known.bundle)?;
     let (config, _) = config::read(config)?;
+    let name = known.names.first().cloned().unwrap_or_default();
     let mut answer = WithoutRecord {
-        id: container.id.clone(),
-        name: container.names.first().cloned().unwrap_or_default(),
+        id: known.id.clone(),
+        name,
         ..WithoutRecord::default()
     };
-    if let Some(earlier) = containers::earlier(container, known) {
-        answer.earlier.clone_from(&earlier.container.id);
-    }
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => {
             answer.reason = reason;

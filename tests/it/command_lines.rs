@@ -103,6 +103,7 @@ fn takes_value(arg: &Arg) -> bool {
 
 /// Command lines, and what is wrong with them. The arguments of hook entries in CDI specs have another parser.
 const INVALID: &str = r#"
+ps --watch --json                => "--watch" cannot be used with "--json"
 info --json --csv                => "--json" cannot be used with "--csv"
 explain 30 --list                => NUMBER cannot be used with "--list"
 explain --list 30                => "--list" cannot be used with NUMBER
@@ -122,6 +123,7 @@ doctor --pid 0                   => invalid value "0" for "--pid": it must be a 
 doctor --pid=                    => invalid value "" for "--pid": it is not a number
 doctor --container=              => "--container" needs a value
 ps --gpu=                        => "--gpu" needs a value
+ps --watch                       => --watch needs a terminal
 cdi generate --format xml        => invalid value "xml" for "--format": must be one of json, yaml
 help frobnicate                  => unknown command "frobnicate"
 frobnicate                       => unknown command "frobnicate"

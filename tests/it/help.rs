@@ -60,11 +60,7 @@ fn usage_of(arg: &Arg) -> String {
 
 fn each_command_has_a_page() {
     let overview = hook(&["--help"]);
-    let program = program();
-    let documented = commands(&program)
-        .into_iter()
-        .filter(|(name, _)| name != "help");
-    for (name, command) in documented {
+    for (name, command) in commands(&program()) {
         let words: Vec<_> = name.split(' ').collect();
         let text = hook(&[&words[..], &["--help"]].concat());
         assert_eq!(hook(&[&["help"], &words[..]].concat()), text);
@@ -73,8 +69,7 @@ fn each_command_has_a_page() {
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         let lines = overview.lines();
         let is_of = |line: &&str| line.starts_with(&format!("  {} ", words[0]));
-        let listed = usize::from(!program.find_subcommand(words[0]).unwrap().is_hide_set());
-        assert_eq!(lines.filter(is_of).count(), listed, "{name}: {overview}");
+        assert_eq!(lines.filter(is_of).count(), 1, "{name}: {overview}");
     }
 }
 

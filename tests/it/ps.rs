@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::driver::{FakeDriver, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::golden;
+use crate::golden::{self, SCRIPT};
 use crate::json_schema;
 use crate::support::{HOOK, Need, assert_says, run, scratch};
 
@@ -16,13 +16,14 @@ tests! {
     engine::NEEDS => containers_of_podman, gpus_from_cdi;
     NEEDS => processes_of_an_older_driver, the_columns, names_of_gpus_and_an_invalid_configuration;
     GOLDEN => what_a_person_reads;
+    &[SCRIPT] => watching_needs_a_terminal;
 }
 
 pub const GOLDEN: &[Need] = &[
     Need::Root,
     Need::Programs(&["cc", "unshare"]),
     Need::CgroupV2,
-    golden::SCRIPT,
+    SCRIPT,
 ];
 
 /// Replaces the processes of the fake driver with these lines.
@@ -377,4 +378,24 @@ fn the_columns() {
         assert_eq!(found, names, "{gpu}: {text}");
     }
     remove_cgroups(dir.path());
+}
+
+fn watching_needs_a_terminal() {
+    let stderr = run(Command::new(HOOK).args(["ps", "--watch"]).env_clear()).failed(2);
+    assert!(
+        stderr.contains("--watch needs a terminal (ONH-002)"),
+        "{stderr}"
+    );
+    let screen = "stty cols 80; timeout 7 $HOOK ps --watch 2>/dev/null || true";
+    let mut watch = Command::new("script");
+    watch.args(["-qec", screen, "/dev/null"]).envs([
+        ("HOOK", HOOK),
+        ("TERM", "xterm"),
+        ("SHELL", "/bin/sh"),
+    ]);
+    let text = run(&mut watch).ok();
+    assert!(
+        text.starts_with("\u{1b}[H") && text.matches("\u{1b}[J").count() >= 2,
+        "{text:?}"
+    );
 }

@@ -197,7 +197,7 @@ const GUESSES: [(&str, &str); 9] = [
     ("gpus", "info"),
     ("logs", "why"),
     ("events", "why"),
-    ("top", "ps"),
+    ("top", "ps --watch"),
     ("check", "doctor"),
     ("config", "doctor hook"),
     ("generate", "cdi generate"),

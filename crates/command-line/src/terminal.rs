@@ -188,6 +188,11 @@ impl Terminal {
     }
 }
 
+/// Returns text that replaces the content of the screen. Each line is overwritten in place, because an empty screen would flicker.
+pub fn redrawn(text: &str) -> String {
+    format!("\u{1b}[H{}\u{1b}[J", text.replace('\n', "\u{1b}[K\n"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,24 @@ pub const STAGES: [&str; 4] = ["prestart", "createRuntime", "poststart", "postst
 /// The stages of earlier versions. Hook files of administrators may still name them.
 pub const REMOVED_STAGES: [&str; 2] = ["createContainer", PRECREATE];
 
+/// The commands of the hook for people.
+pub const COMMANDS: [&str; 14] = [
+    "ps",
+    "why",
+    "plan",
+    "explain",
+    "info",
+    "files",
+    "doctor",
+    "status",
+    "cdi",
+    "prepare",
+    "mps",
+    "completion",
+    "version",
+    "help",
+];
+
 /// A call at a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageCall<'a> {

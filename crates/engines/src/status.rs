@@ -343,7 +343,10 @@ fn fails(entry: &HookEntry) -> Option<(String, String)> {
             format!("set \"timeout\": {} in {file}", timeouts::HOOK.as_secs()),
         ));
     }
-    if has_other_name(entry) || hook_args::parse_entry(&entry.hook.args).is_some() {
+    if has_other_name(entry) {
+        return None;
+    }
+    if hook_args::parse_entry(&entry.hook.args).is_some() || names_command(entry) {
         return None;
     }
     let fix = format!("set args and stages in {file} to the same stage");
@@ -357,6 +360,12 @@ fn fails(entry: &HookEntry) -> Option<(String, String)> {
 fn has_other_name(entry: &HookEntry) -> bool {
     let name = entry.hook.args.first().map(Path::new);
     name.is_some_and(programs::is_hook)
+}
+
+/// Reports whether the arguments are a command for people. The hook then does not fail, and sets up no container.
+fn names_command(entry: &HookEntry) -> bool {
+    let mut args = entry.hook.args.iter().skip(1);
+    args.any(|arg| hook_args::COMMANDS.contains(&arg.as_str()))
 }
 
 fn fix_file(file: &Path) -> String {

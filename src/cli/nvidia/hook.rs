@@ -21,8 +21,8 @@ use crate::cli::usage::hook_usage_error;
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
 
-oci-nvidia-hook, called with the name of NVIDIA's hook. STAGE is prestart,
-createRuntime, poststart or poststop.
+oci-nvidia-hook, called with the name of NVIDIA's hook. STAGE is prestart, poststart,
+poststop, or another stage that \"oci-nvidia-hook --help\" lists.
 
   -config FILE  read this configuration file
   -debug        log each step on stderr
@@ -65,7 +65,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 }
 
 fn invalid(what: &str) -> ExitCode {
-    let hint = "the stages are prestart, createRuntime, poststart and poststop";
+    let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
     hook_usage_error(
         programs::RUNTIME_HOOK,
         &failure(

@@ -6,7 +6,7 @@ mod table;
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -23,15 +23,26 @@ use records::{RecordedDevice, StoredFinding};
 
 use self::join::{Process, State, Table};
 use super::args::Ps;
-use super::terminal::Terminal;
+use super::terminal::{Terminal, redrawn};
+use super::usage::usage_error;
 use super::{containers, output};
 use crate::record::call::Call;
+
+/// The time between two tables of `--watch`.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// Prints the table.
 ///
 /// # Errors
-/// If the records or config.toml cannot be read, or the GPU does not exist.
+/// If the records or config.toml cannot be read, or `--watch` is given without a terminal.
 pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+    if options.watch && !terminal.is_screen() {
+        return Ok(usage_error(&failure(
+            &catalog::COMMAND_LINE,
+            "invalid command line: --watch needs a terminal",
+            "omit --watch, or run the command with watch(1)",
+        )));
+    }
     // The containers are also listed while config.toml is invalid: then none can start.
     let config = match config::read(config) {
         Ok((config, findings)) => {
@@ -44,6 +55,9 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
         }
     };
     let config = config.as_ref();
+    if options.watch {
+        return watch(options, config, terminal);
+    }
     let table = read(options, config)?;
     let hint = containers::roots_records("ps");
     if options.output.json {
@@ -53,11 +67,27 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
         }
         return Ok(output::print(&document(&table)?));
     }
-    let mut text = table::text(&table, options, terminal, SystemTime::now());
-    if let Some(hint) = hint {
+    Ok(output::print(&text(&table, options, terminal)))
+}
+
+fn text(table: &Table, options: &Ps, terminal: Terminal) -> String {
+    let mut text = table::text(table, options, terminal, SystemTime::now());
+    if let Some(hint) = containers::roots_records("ps") {
         text += &format!("{hint}\n");
     }
-    Ok(output::print(&text))
+    text
+}
+
+/// Prints the table again and again until the program is interrupted.
+fn watch(options: &Ps, config: Option<&Config>, terminal: Terminal) -> Result<ExitCode> {
+    loop {
+        let table = read(options, config)?;
+        let text = text(&table, options, terminal);
+        if output::print(&redrawn(&text)) != ExitCode::SUCCESS {
+            return Ok(ExitCode::FAILURE);
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Reads the table, and reports on stderr why processes are unknown.
