@@ -88,7 +88,7 @@ impl Podman {
             let podman = Self::with_image();
             let image = Image::new(
                 &podman.dir.path().join("old"),
-                &["--layout", "debian", "--cache", "compat"],
+                &["--layout", "debian", "--cache", "old"],
             );
             podman.import(&image.rootfs, "localhost/old-cache");
             podman
