@@ -9,7 +9,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use nvidia_host::driver::ldcache::{Arch, Cache, NewEntry, parse};
+use nvidia_host::driver::ldcache::{Arch, Cache, CacheFormat, NewEntry, parse};
 
 use crate::support::Need;
 
@@ -33,8 +33,11 @@ const OURS: [&str; 5] = [
 /// The image's libraries: in a glibc-hwcaps directory and outside, and many names around ours for the binary search.
 const THEIRS: [&str; 4] = ["libother.so.1", "libx1.so.1", "libx12.so.12", "libx7.so.12"];
 
-/// The options of ldconfig for the layouts that are read.
-const LAYOUTS: [&str; 2] = ["compat", "new"];
+const LAYOUTS: [(&str, CacheFormat); 3] = [
+    ("old", CacheFormat::Old),
+    ("compat", CacheFormat::Compat),
+    ("new", CacheFormat::New),
+];
 
 const LIBRARY: &str = "const char *which(void) { return WHICH; }\n";
 /// A program that prints for each name which library it loaded.
@@ -144,7 +147,7 @@ impl Image {
             "libpthread.so.0",
             "libgcc_s.so.1",
         ] {
-            if let Some(entry) = host.candidates(OsStr::new(name), Arch::native()).next() {
+            if let Some(entry) = host.lookup(OsStr::new(name), Arch::native()) {
                 image.copy(entry.path);
                 dirs.extend(entry.path.parent().map(Path::to_owned));
             }
@@ -250,10 +253,11 @@ fn reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it() {
 
 fn reads_every_layout_that_ldconfig_writes() {
     let image = Image::new();
-    for format in LAYOUTS {
+    for (format, layout) in LAYOUTS {
         image.ldconfig(&["-c", format]);
         let bytes = fs::read(image.cache_path()).unwrap();
         let cache = parse(&bytes).unwrap();
+        assert_eq!(cache.layout(), layout);
         let shown = image.ldconfig(&["-p"]);
         assert!(cache.entries().len() > 144, "{shown}");
         // parse sorts the entries, so equality also shows that our order is ldconfig's order.
@@ -274,11 +278,12 @@ fn reads_every_layout_that_ldconfig_writes() {
 
 fn ldconfig_lists_what_was_merged() {
     let image = Image::new();
-    for format in LAYOUTS {
+    for (format, layout) in LAYOUTS {
         image.ldconfig(&["-c", format]);
         let before = listed(&image.ldconfig(&["-p"]));
         image.merge();
         let merged = fs::read(image.cache_path()).unwrap();
+        assert_eq!(parse(&merged).unwrap().layout(), layout);
         let after = listed(&image.ldconfig(&["-p"]));
 
         for name in OURS {
@@ -305,17 +310,18 @@ fn ldconfig_lists_what_was_merged() {
 fn the_loader_finds_ours_through_the_cache() {
     let image = Image::new();
     // Without entries, nothing is found: the libraries below are found only with the cache.
-    let empty = || fs::write(image.cache_path(), Cache::default().to_bytes().unwrap()).unwrap();
-    empty();
-    assert_eq!(image.probe(&OURS), ["none"; 5]);
-    assert_eq!(image.probe(&THEIRS), ["none"; 4]);
-    for format in LAYOUTS {
+    for (_, layout) in LAYOUTS {
+        fs::write(image.cache_path(), Cache::empty(layout).to_bytes().unwrap()).unwrap();
+        assert_eq!(image.probe(&OURS), ["none"; 5], "{layout:?}");
+        assert_eq!(image.probe(&THEIRS), ["none"; 4], "{layout:?}");
+    }
+    for (format, layout) in LAYOUTS {
         image.ldconfig(&["-c", format]);
         let theirs = image.probe(&THEIRS);
         assert!(!theirs.contains(&"none".to_owned()), "{format} {theirs:?}");
         assert_ne!(image.probe(&OURS[..1]), ["ours"], "{format}");
         let bytes = fs::read(image.cache_path()).unwrap();
-        if format == "new" && !parse(&bytes).unwrap().hwcaps().is_empty() {
+        if layout == CacheFormat::New && !parse(&bytes).unwrap().hwcaps().is_empty() {
             assert_eq!(theirs[0], "v2", "the loader supports glibc-hwcaps");
             assert_eq!(image.probe(&OURS[..1]), ["v2"]);
         }
@@ -325,7 +331,9 @@ fn the_loader_finds_ours_through_the_cache() {
         assert_eq!(image.probe(&THEIRS), *theirs, "{format}");
     }
     // A container without a cache.
-    empty();
-    image.merge();
-    assert_eq!(image.probe(&OURS), ["ours"; 5]);
+    for (_, layout) in LAYOUTS {
+        fs::write(image.cache_path(), Cache::empty(layout).to_bytes().unwrap()).unwrap();
+        image.merge();
+        assert_eq!(image.probe(&OURS), ["ours"; 5], "{layout:?}");
+    }
 }

@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use base::report::Finding;
 use base::sys::in_root::Root;
 use findings::catalog;
-use nvidia_host::driver::ldcache::{self, Arch, Cache, NewEntry};
+use nvidia_host::driver::ldcache::{self, Arch, Cache, CacheFormat, NewEntry};
 
 use crate::plan::step::CacheEntry;
 
@@ -84,7 +84,7 @@ pub(crate) fn has_rival(old: &[u8], entries: &[CacheEntry]) -> bool {
 }
 
 fn create(ours: &[NewEntry<'_>]) -> Result<Vec<u8>> {
-    let mut cache = Cache::default();
+    let mut cache = Cache::empty(CacheFormat::Compat);
     cache.merge(ours);
     cache.to_bytes()
 }
@@ -124,8 +124,7 @@ mod tests {
             let new = merge(old, &entries(), &BTreeSet::new(), &mut Vec::new()).unwrap();
             let cache = ldcache::parse(&new).unwrap();
             let found = cache
-                .candidates("libcuda.so.1".as_ref(), Arch::native())
-                .next()
+                .lookup("libcuda.so.1".as_ref(), Arch::native())
                 .unwrap();
             assert_eq!(found.path, std::path::Path::new("/usr/lib64/libcuda.so.1"));
             assert_eq!(

@@ -81,10 +81,7 @@ pub fn run(data: &[u8]) {
 fn check_merged(cache: &Cache<'_>, merged: &Cache<'_>, ours: &[NewEntry<'_>]) {
     let is_ours = |path: &Path| path.starts_with("/ours");
     for new in ours {
-        let found = merged
-            .candidates(new.name, new.arch)
-            .next()
-            .expect("ours are found");
+        let found = merged.lookup(new.name, new.arch).expect("ours are found");
         assert!(is_ours(found.path), "{found:?} instead of {new:?}");
         // The same without the order on which lookups rely: no entry precedes ours.
         let first = merged
@@ -107,7 +104,7 @@ fn check_merged(cache: &Cache<'_>, merged: &Cache<'_>, ours: &[NewEntry<'_>]) {
             let arch = [Arch::X86_64, Arch::I386, Arch::Aarch64]
                 .into_iter()
                 .find(|arch| entry.is_for(*arch));
-            let instead = arch.and_then(|arch| merged.candidates(entry.name, arch).next());
+            let instead = arch.and_then(|arch| merged.lookup(entry.name, arch));
             assert!(
                 instead.is_some_and(|instead| is_ours(instead.path)),
                 "{entry:?} is lost"
@@ -116,8 +113,8 @@ fn check_merged(cache: &Cache<'_>, merged: &Cache<'_>, ours: &[NewEntry<'_>]) {
     }
     assert_eq!(left.next(), None, "an entry came from nowhere");
     assert_eq!(
-        (merged.hwcaps(), merged.generator()),
-        (cache.hwcaps(), cache.generator())
+        (merged.layout(), merged.hwcaps(), merged.generator()),
+        (cache.layout(), cache.hwcaps(), cache.generator())
     );
 }
 

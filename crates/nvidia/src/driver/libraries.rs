@@ -454,7 +454,7 @@ fn some_of(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::ldcache::{Cache, NewEntry};
+    use crate::driver::ldcache::{Cache, CacheFormat, NewEntry};
 
     #[test]
     fn a_prefix_is_not_a_name() {
@@ -495,7 +495,7 @@ mod tests {
             path,
             arch: Arch::native(),
         });
-        let mut cache = Cache::default();
+        let mut cache = Cache::empty(CacheFormat::New);
         cache.merge(&new.collect::<Vec<_>>());
         cache.to_bytes().unwrap()
     }

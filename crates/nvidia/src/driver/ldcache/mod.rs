@@ -24,7 +24,7 @@ use splice::{Spliced, splice};
 
 pub use parse::{parse, with_prefix};
 
-/// First bytes of the layout of libc5 and glibc 2.0 (`CACHEMAGIC`). The default of glibc 2.2 to 2.31 is such a table, then a new one.
+/// First bytes of the layout of libc5 and glibc 2.0 (`CACHEMAGIC`).
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0";
 /// `sizeof (struct cache_file)`: the magic, one byte of padding, the number of entries.
 const OLD_HEADER: usize = 16;
@@ -32,7 +32,7 @@ const OLD_COUNT_AT: usize = 12;
 /// `sizeof (struct file_entry)`: flags, name, path.
 const OLD_ENTRY: usize = 12;
 
-/// First bytes of the layout that every glibc since 2.2 reads (`CACHEMAGIC_VERSION_NEW`). All files are written in it.
+/// First bytes of the layout of glibc 2.2 (`CACHEMAGIC_VERSION_NEW`).
 const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 /// `sizeof (struct cache_file_new)`, asserted to be 48 there.
 const NEW_HEADER: usize = 48;
@@ -125,6 +125,18 @@ const NATIVE: Arch = Arch::Aarch64;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("there is an NVIDIA driver for x86_64 and aarch64 only");
 
+/// The layout of a file. A file is written in the layout in which it was read, because the image's ld.so can read that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheFormat {
+    /// The layout of libc5 and glibc up to 2.1, without hwcaps. Every later glibc can read it.
+    Old,
+    /// An old table, then a new one. It is the default from glibc 2.2 to 2.31. All versions can read it, so an image without a cache
+    /// gets it.
+    Compat,
+    /// Only the new table, the default since glibc 2.32.
+    New,
+}
+
 /// A library in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
@@ -177,14 +189,32 @@ pub struct NewEntry<'a> {
 /// A parsed cache. Its strings are borrowed from the bytes of the file.
 ///
 /// Its entries are always in ldconfig's order, because ld.so uses a binary search.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache<'a> {
+    layout: CacheFormat,
     entries: Vec<Entry<'a>>,
     hwcaps: Vec<&'a OsStr>,
     generator: Option<&'a [u8]>,
 }
 
 impl<'a> Cache<'a> {
+    /// Returns a cache without entries. A container without a cache gets [`CacheFormat::Compat`].
+    #[must_use]
+    pub fn empty(layout: CacheFormat) -> Self {
+        Self {
+            layout,
+            entries: Vec::new(),
+            hwcaps: Vec::new(),
+            generator: None,
+        }
+    }
+
+    /// Returns the layout in which the cache was read and will be written.
+    #[must_use]
+    pub fn layout(&self) -> CacheFormat {
+        self.layout
+    }
+
     /// Returns all entries in ldconfig's order, with descending names.
     #[must_use]
     pub fn entries(&self) -> &[Entry<'a>] {
@@ -216,10 +246,20 @@ impl<'a> Cache<'a> {
             .filter(move |entry| entry.is_for(arch))
     }
 
+    /// Returns the entry that a loader of `arch` uses for `name` on a CPU without additional features: one without hwcaps, if there is
+    /// one.
+    #[must_use]
+    pub fn lookup(&self, name: &OsStr, arch: Arch) -> Option<&Entry<'a>> {
+        self.candidates(name, arch)
+            .find(|entry| entry.hwcap == 0)
+            .or_else(|| self.candidates(name, arch).next())
+    }
+
     /// Adds `ours`, and removes the image's entries for the same name and architecture.
     ///
     /// If they stayed, ld.so could find them first: in ldconfig's order, entries from `glibc-hwcaps/` subdirectories and those with more
-    /// hwcap bits precede a plain entry, and ld.so uses the first one that the CPU supports (`search_cache`). Names are compared as in ld.so, for which `libcuda.so.01` and `libcuda.so.1` are the same. If `ours`
+    /// hwcap bits precede a plain entry, and ld.so uses the first one that the CPU supports (`search_cache`; in the old layout it
+    /// uses the first one). Names are compared as in ld.so, for which `libcuda.so.01` and `libcuda.so.1` are the same. If `ours`
     /// contains a name and architecture twice, the first one wins.
     pub fn merge(&mut self, ours: &[NewEntry<'a>]) {
         let ours = sorted(ours);

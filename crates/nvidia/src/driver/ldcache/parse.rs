@@ -7,13 +7,14 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{
-    BYTE_ORDER, BYTE_ORDER_MASK, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION,
-    Entry, MAX_ENTRIES, MAX_HWCAPS, MAX_STRING, MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT,
-    NEW_COUNT_AT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY,
-    OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS, compare, compare_names,
+    BYTE_ORDER, BYTE_ORDER_MASK, Cache, CacheFormat, EXTENSION_HEADER, EXTENSION_MAGIC,
+    EXTENSION_SECTION, Entry, MAX_ENTRIES, MAX_HWCAPS, MAX_STRING, MAX_TEXT, NEW_ALIGN,
+    NEW_BYTE_ORDER_AT, NEW_COUNT_AT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC,
+    OLD_COUNT_AT, OLD_ENTRY, OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS, compare,
+    compare_names,
 };
 
-/// Parses a cache of glibc 2.2 or later.
+/// Parses a cache of any layout.
 ///
 /// Entries are sorted if necessary, because ld.so and [`Cache::merge`] rely on the order. Extension sections with unknown tags are
 /// dropped: they may contain offsets that would be wrong in a new file.
@@ -75,23 +76,25 @@ pub(super) fn extension_of<'a>(
     file: &'a [u8],
     text: &mut Text,
 ) -> Result<Cache<'a>> {
-    let mut cache = Cache::default();
-    parse_extension(&mut cache, table.strings, file, text).context("extension")?;
+    let mut cache = Cache::empty(table.layout);
+    if table.layout != CacheFormat::Old {
+        parse_extension(&mut cache, table.strings, file, text).context("extension")?;
+    }
     Ok(cache)
 }
 
 /// The table of a cache: its entries, which are not read yet, and the bytes to which the offsets of their strings are relative.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheTable<'a> {
+    pub(super) layout: CacheFormat,
     pub(super) rows: &'a [u8],
-    /// The file from the new header on
-    pub(super) strings: &'a [u8],
+    strings: &'a [u8],
 }
 
 impl<'a> CacheTable<'a> {
     pub(super) fn of(bytes: &'a [u8]) -> Result<Self> {
         if bytes.starts_with(NEW_MAGIC) {
-            return Self::new(bytes);
+            return Self::new(bytes, CacheFormat::New);
         }
         ensure!(
             bytes.starts_with(OLD_MAGIC),
@@ -100,13 +103,21 @@ impl<'a> CacheTable<'a> {
         let count = count(bytes, OLD_COUNT_AT, OLD_HEADER, OLD_ENTRY)?;
         let end = OLD_HEADER.saturating_add(count.saturating_mul(OLD_ENTRY));
         // The new table is at the position where an old loader expects strings, and its magic is a string for that loader.
-        let part = bytes.get(end.next_multiple_of(NEW_ALIGN)..);
-        let part = part.filter(|part| part.starts_with(NEW_MAGIC));
-        Self::new(part.context("no table that glibc since 2.2 writes")?)
+        match bytes.get(end.next_multiple_of(NEW_ALIGN)..) {
+            Some(part) if part.starts_with(NEW_MAGIC) => Self::new(part, CacheFormat::Compat),
+            _ => {
+                let rows = bytes.get(OLD_HEADER..end).context("truncated table")?;
+                Ok(Self {
+                    layout: CacheFormat::Old,
+                    rows,
+                    strings: bytes.get(end..).unwrap_or_default(),
+                })
+            }
+        }
     }
 
     /// Returns the new table. `part` begins at the new header, to which the offsets of strings are relative.
-    fn new(part: &'a [u8]) -> Result<Self> {
+    fn new(part: &'a [u8], layout: CacheFormat) -> Result<Self> {
         let order = *part.get(NEW_BYTE_ORDER_AT).context("truncated header")?;
         // As in cache_file_new_matches_endian, only the value 0 means that the byte order is not recorded.
         ensure!(
@@ -117,25 +128,38 @@ impl<'a> CacheTable<'a> {
         let rows =
             slice(part, NEW_HEADER, count.saturating_mul(NEW_ENTRY)).context("truncated table")?;
         Ok(Self {
+            layout,
             rows,
             strings: part,
         })
     }
 
+    const fn row_size(&self) -> usize {
+        if matches!(self.layout, CacheFormat::Old) {
+            OLD_ENTRY
+        } else {
+            NEW_ENTRY
+        }
+    }
+
     pub(super) const fn count(&self) -> usize {
-        self.rows.len() / NEW_ENTRY
+        self.rows.len() / self.row_size()
     }
 
     pub(super) fn entry(&self, index: usize, text: &mut Text) -> Result<Entry<'a>> {
-        let row = slice(self.rows, index.saturating_mul(NEW_ENTRY), NEW_ENTRY)
-            .context("truncated table")?;
+        let row = slice(
+            self.rows,
+            index.saturating_mul(self.row_size()),
+            self.row_size(),
+        )
+        .context("truncated table")?;
         self.read(row, text)
             .with_context(|| format!("entry {index}"))
     }
 
     fn entries(&self, text: &mut Text) -> Result<Vec<Entry<'a>>> {
         let mut entries = Vec::with_capacity(self.count());
-        for (index, row) in self.rows.chunks_exact(NEW_ENTRY).enumerate() {
+        for (index, row) in self.rows.chunks_exact(self.row_size()).enumerate() {
             entries.push(
                 self.read(row, text)
                     .with_context(|| format!("entry {index}"))?,
@@ -145,12 +169,17 @@ impl<'a> CacheTable<'a> {
     }
 
     fn read(&self, row: &[u8], text: &mut Text) -> Result<Entry<'a>> {
+        let is_old = self.layout == CacheFormat::Old;
         Ok(Entry {
             flags: i32_at(row, 0)?,
             name: text.string(self.strings, u32_at(row, 4)?)?,
             path: Path::new(text.string(self.strings, u32_at(row, 8)?)?),
-            os_version: u32_at(row, 12)?,
-            hwcap: u64::from_ne_bytes(array_at(row, 16)?),
+            os_version: if is_old { 0 } else { u32_at(row, 12)? },
+            hwcap: if is_old {
+                0
+            } else {
+                u64::from_ne_bytes(array_at(row, 16)?)
+            },
         })
     }
 }
@@ -205,8 +234,8 @@ fn parse_extension<'a>(
 /// Parses the names of `glibc-hwcaps/` subdirectories.
 ///
 /// ldconfig writes their offsets relative to the new header, like all others, but ld.so and `ldconfig -p` read them relative to the
-/// start of the file. These differ behind an old table (seen with glibc 2.36), so loaders find no name and use the plain libraries.
-/// This function reads the offsets as ldconfig writes them. In a file that the hook wrote, loaders find the names.
+/// start of the file. In the compat layout these differ (seen with glibc 2.36), so loaders find no name and use the plain libraries.
+/// This function reads the offsets as ldconfig writes them, and they are written in the same way, so loaders behave as before.
 fn hwcaps<'a>(data: &[u8], start: u32, part: &'a [u8], text: &mut Text) -> Result<Vec<&'a OsStr>> {
     if !start.is_multiple_of(4) || !data.len().is_multiple_of(4) {
         return Ok(Vec::new()); // like cache_extension_verify

@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use super::parse::{CacheTable, Text, extension_of};
 use super::write::{Strings, new_table_size, number, put_new_header};
 use super::{
-    Cache, Entry, MAX_ENTRIES, MAX_TEXT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, compare_slots,
+    Cache, CacheFormat, Entry, MAX_ENTRIES, MAX_TEXT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER,
+    compare_slots,
 };
 
 /// The result of [`splice`].
@@ -20,7 +21,7 @@ pub(super) enum Spliced {
     Unusual,
 }
 
-/// A position in the table, and how many entries of the image a new one replaces there.
+/// A position in the old table, and how many entries of the image a new one replaces there.
 struct Place {
     index: usize,
     replaced: usize,
@@ -49,6 +50,7 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     }
     let count = new_count(&table, &places)?;
     let new = Cache {
+        layout: CacheFormat::New,
         entries: ours.to_vec(),
         hwcaps,
         generator,
@@ -86,9 +88,9 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     Ok(Spliced::New(out))
 }
 
-/// Returns the strings of the image, which begin at `end`. Returns `None` if an old table precedes them or the last string has no end.
+/// Returns the strings of the image, which begin at `end`. Returns `None` if the layout is old or the last string has no end.
 fn strings_of<'o>(table: &CacheTable<'_>, old: &'o [u8], end: usize) -> Option<&'o [u8]> {
-    if table.strings.len() != old.len() {
+    if table.layout != CacheFormat::New {
         return None;
     }
     let mut area_end = old.len();

@@ -22,16 +22,16 @@ fn new_entry<'a>(name: &'a str, path: &'a str, arch: Arch) -> NewEntry<'a> {
     }
 }
 
-fn cache(mut entries: Vec<Entry<'_>>) -> Cache<'_> {
+fn cache<'a>(layout: CacheFormat, mut entries: Vec<Entry<'a>>) -> Cache<'a> {
     entries.sort_by(compare);
     Cache {
         entries,
-        ..Cache::default()
+        ..Cache::empty(layout)
     }
 }
 
-/// Of everything something.
-fn rich() -> Cache<'static> {
+/// Of everything something, in the new table.
+fn rich(layout: CacheFormat) -> Cache<'static> {
     let v3 = Entry {
         hwcap: 1 << 62 | 4 << 32,
         ..entry("liba.so.1", "/v3/liba.so.1", Arch::X86_64)
@@ -58,7 +58,7 @@ fn rich() -> Cache<'static> {
     Cache {
         hwcaps: vec![OsStr::new("x86-64-v3"), OsStr::new("x86-64-v4")],
         generator: Some(b"ldconfig of a test"),
-        ..cache(entries)
+        ..cache(layout, entries)
     }
 }
 
@@ -113,7 +113,7 @@ fn names_compare_as_in_the_loader() {
 #[test]
 fn entries_are_in_ldconfigs_order() {
     assert_eq!(
-        paths(&rich()),
+        paths(&rich(CacheFormat::New)),
         [
             "/tls/libb.so.2",
             "/lib/other-name",
@@ -150,67 +150,131 @@ fn hwcaps_index_is_told_from_cpu_features() {
 
 #[test]
 fn reads_what_it_wrote() {
-    for cache in [rich(), Cache::default()] {
-        assert_eq!(parse(&cache.to_bytes().unwrap()).unwrap(), cache);
+    for layout in [CacheFormat::New, CacheFormat::Compat] {
+        let rich = rich(layout);
+        assert_eq!(parse(&rich.to_bytes().unwrap()).unwrap(), rich);
+    }
+    for layout in [CacheFormat::New, CacheFormat::Compat, CacheFormat::Old] {
+        let empty = Cache::empty(layout);
+        assert_eq!(parse(&empty.to_bytes().unwrap()).unwrap(), empty);
+    }
+    let old = cache(
+        CacheFormat::Old,
+        vec![entry("libz.so.1", "/lib/libz.so.1", Arch::X86_64)],
+    );
+    assert_eq!(parse(&old.to_bytes().unwrap()).unwrap(), old);
+}
+
+#[test]
+fn a_name_like_the_magic_is_no_new_table() {
+    // With one entry, the new table would begin 4 bytes behind the old one; with two, right behind it.
+    let one = vec![entry(
+        "libglibc-ld.so.cache1.1",
+        "/libglibc-ld.so.cache1.1",
+        Arch::X86_64,
+    )];
+    let two = vec![
+        entry("z", "glibc-ld.so.cache1.1", Arch::X86_64),
+        entry("a", "/a", Arch::X86_64),
+    ];
+    for entries in [one, two] {
+        let old = cache(CacheFormat::Old, entries);
+        assert_eq!(parse(&old.to_bytes().unwrap()).unwrap(), old);
     }
 }
 
-/// ldconfig of glibc 2.2 to 2.31 writes an old table before the new one.
 #[test]
-fn an_old_table_is_skipped() {
-    let new = cache(vec![entry("liba", "/a", Arch::X86_64)]);
-    let old = |entries: u8| {
-        let mut table = OLD_MAGIC.to_vec();
-        table.resize(OLD_HEADER + usize::from(entries) * OLD_ENTRY, 0);
-        table[OLD_COUNT_AT] = entries;
-        table.resize(table.len().next_multiple_of(NEW_ALIGN), 0);
-        table
-    };
-    for entries in 0..3 {
-        let both = [old(entries), new.to_bytes().unwrap()].concat();
-        assert_eq!(parse(&both).unwrap(), new);
-        let ours = [new_entry("libb", "/ours/libb", Arch::X86_64)];
-        let updated = update(&both, &ours, &BTreeSet::new()).unwrap().unwrap();
-        assert_eq!(paths(&parse(&updated).unwrap()), ["/ours/libb", "/a"]);
-    }
-    assert_eq!(error(&old(2)), "no table that glibc since 2.2 writes");
+fn the_old_table_of_compat_is_a_cache_of_its_own() {
+    let bytes = rich(CacheFormat::Compat).to_bytes().unwrap();
+    // A loader that does not know the new magic sees only this.
+    let count = u32::from_ne_bytes(bytes[OLD_COUNT_AT..OLD_HEADER].try_into().unwrap());
+    assert_eq!(count, 4, "three plain libraries, one of them twice");
+    let new = OLD_HEADER + 4 * OLD_ENTRY;
+    let mut hidden = bytes;
+    hidden[new] = b'X';
+    let old = parse(&hidden).unwrap();
+    assert_eq!(old.layout(), CacheFormat::Old);
+    assert_eq!(
+        paths(&old),
+        [
+            "/lib/other-name",
+            "/lib/liba.so.1",
+            "/lib32/liba.so.1",
+            "/lib32/liba.so.1"
+        ]
+    );
 }
 
 #[test]
 fn ours_take_the_place_of_the_images() {
-    let mut cache = rich();
-    cache.merge(&[
-        new_entry("libcuda.so.1", "/ours/libcuda.so.1", Arch::X86_64),
-        new_entry("liba.so.1", "/ours/liba.so.1", Arch::X86_64),
-        new_entry("liba.so.1", "/ours/second", Arch::X86_64),
-    ]);
-    assert_eq!(
-        paths(&cache),
-        [
-            "/ours/libcuda.so.1",
-            "/tls/libb.so.2",
-            "/lib/other-name",
-            "/ours/liba.so.1",
-            "/lib32/liba.so.1"
-        ]
-    );
-    assert_eq!(cache.hwcaps().len(), 2);
-    assert_eq!(cache.generator(), Some(&b"ldconfig of a test"[..]));
+    for layout in [CacheFormat::New, CacheFormat::Compat] {
+        let mut cache = rich(layout);
+        cache.merge(&[
+            new_entry("libcuda.so.1", "/ours/libcuda.so.1", Arch::X86_64),
+            new_entry("liba.so.1", "/ours/liba.so.1", Arch::X86_64),
+            new_entry("liba.so.1", "/ours/second", Arch::X86_64),
+        ]);
+        assert_eq!(
+            paths(&cache),
+            [
+                "/ours/libcuda.so.1",
+                "/tls/libb.so.2",
+                "/lib/other-name",
+                "/ours/liba.so.1",
+                "/lib32/liba.so.1"
+            ]
+        );
+        assert_eq!(cache.hwcaps().len(), 2);
+        assert_eq!(cache.generator(), Some(&b"ldconfig of a test"[..]));
+        let ours = cache.lookup(OsStr::new("liba.so.1"), Arch::X86_64).unwrap();
+        assert_eq!(ours.path, Path::new("/ours/liba.so.1"));
+    }
 }
 
 #[test]
 fn ours_take_the_place_of_names_that_the_loader_cannot_tell_apart() {
-    let mut cache = cache(vec![entry("libcuda.so.01", "/theirs", Arch::X86_64)]);
+    let mut cache = cache(
+        CacheFormat::New,
+        vec![entry("libcuda.so.01", "/theirs", Arch::X86_64)],
+    );
     cache.merge(&[new_entry("libcuda.so.1", "/ours", Arch::X86_64)]);
     assert_eq!(paths(&cache), ["/ours"]);
 }
 
 #[test]
+fn lookup_is_by_architecture_and_prefers_plain_libraries() {
+    let rich = rich(CacheFormat::New);
+    for (name, arch, path) in [
+        ("liba.so.1", Arch::X86_64, Some("/lib/liba.so.1")),
+        ("liba.so.1", Arch::I386, Some("/lib32/liba.so.1")),
+        ("liba.so.1", Arch::Aarch64, None),
+        ("libb.so.2", Arch::X86_64, Some("/lib/other-name")),
+        ("libb.so.3", Arch::X86_64, None),
+        ("", Arch::X86_64, None),
+    ] {
+        assert_eq!(
+            rich.lookup(OsStr::new(name), arch)
+                .and_then(|entry| entry.path.to_str()),
+            path,
+            "{name} {arch:?}"
+        );
+    }
+    assert_eq!(
+        rich.candidates(OsStr::new("liba.so.1"), Arch::X86_64)
+            .count(),
+        3
+    );
+}
+
+#[test]
 fn a_cache_out_of_order_is_put_in_order() {
-    let mut mixed = cache(vec![
-        entry("liba", "/a", Arch::X86_64),
-        entry("libb", "/b", Arch::X86_64),
-    ]);
+    let mut mixed = cache(
+        CacheFormat::Old,
+        vec![
+            entry("liba", "/a", Arch::X86_64),
+            entry("libb", "/b", Arch::X86_64),
+        ],
+    );
     mixed.entries.reverse();
     assert_eq!(
         paths(&parse(&mixed.to_bytes().unwrap()).unwrap()),
@@ -219,36 +283,35 @@ fn a_cache_out_of_order_is_put_in_order() {
 }
 
 #[test]
-fn candidates_are_of_one_architecture() {
-    let rich = rich();
-    for (name, arch, count) in [
-        ("liba.so.1", Arch::X86_64, 3),
-        ("liba.so.1", Arch::I386, 1),
-        ("liba.so.1", Arch::Aarch64, 0),
-        ("libb.so.3", Arch::X86_64, 0),
-        ("", Arch::X86_64, 0),
-    ] {
-        let found = rich.candidates(OsStr::new(name), arch).count();
-        assert_eq!(found, count, "{name} {arch:?}");
-    }
-}
-
-#[test]
-fn truncations_are_errors() {
-    let bytes = rich().to_bytes().unwrap();
-    for len in 0..bytes.len() {
-        assert!(parse(&bytes[..len]).is_err(), "{len} bytes");
+fn truncations_are_errors_or_shorter_caches() {
+    for layout in [CacheFormat::New, CacheFormat::Compat] {
+        let bytes = rich(layout).to_bytes().unwrap();
+        for len in 0..bytes.len() {
+            match parse(&bytes[..len]) {
+                Err(_) => {}
+                // Without its new part, a compat cache is an old one, if only its strings were there.
+                Ok(cache) => assert!(
+                    layout == CacheFormat::Compat && cache.layout() == CacheFormat::Old,
+                    "{len} bytes"
+                ),
+            }
+        }
     }
 }
 
 #[test]
 fn malformed_caches_are_refused() {
-    let new = || {
-        cache(vec![entry("liba", "/a", Arch::X86_64)])
+    let old = || {
+        cache(CacheFormat::Old, vec![entry("liba", "/a", Arch::X86_64)])
             .to_bytes()
             .unwrap()
     };
-    let full = || rich().to_bytes().unwrap();
+    let new = || {
+        cache(CacheFormat::New, vec![entry("liba", "/a", Arch::X86_64)])
+            .to_bytes()
+            .unwrap()
+    };
+    let full = || rich(CacheFormat::New).to_bytes().unwrap();
     let extension =
         u32::from_ne_bytes(full()[NEW_EXTENSION_AT..][..4].try_into().unwrap()) as usize;
     let section = |index: usize| extension + EXTENSION_HEADER + index * EXTENSION_SECTION;
@@ -272,8 +335,16 @@ fn malformed_caches_are_refused() {
         (NEW_MAGIC.to_vec(), "truncated header"),
         (OLD_MAGIC.to_vec(), "truncated header"),
         (
+            with_u32(old(), OLD_COUNT_AT, 1_u32.swap_bytes()),
+            "byte order is not this machine's",
+        ),
+        (
             with_u32(new(), NEW_COUNT_AT, 1_u32.swap_bytes()),
             "byte order is not this machine's",
+        ),
+        (
+            with_u32(old(), OLD_COUNT_AT, u32::MAX),
+            "4294967295 entries do not fit into 36 bytes",
         ),
         (
             with_u32(new(), NEW_COUNT_AT, 77),
@@ -284,6 +355,14 @@ fn malformed_caches_are_refused() {
         (
             unrecorded_but_odd,
             "byte order mark 0x4 is not this machine's 0x2",
+        ),
+        (
+            with_u32(old(), OLD_HEADER + 4, 8),
+            "entry 0: string offset 0x8 is outside the file",
+        ),
+        (
+            with_u32(old(), OLD_HEADER + 8, u32::MAX),
+            "entry 0: string offset 0xffffffff is outside the file",
         ),
         (
             with_u32(new(), NEW_HEADER + 4, 80),
@@ -332,7 +411,7 @@ fn malformed_caches_are_refused() {
 
 #[test]
 fn extensions_that_glibc_ignores_are_ignored() {
-    let bytes = rich().to_bytes().unwrap();
+    let bytes = rich(CacheFormat::New).to_bytes().unwrap();
     let extension = u32::from_ne_bytes(bytes[NEW_EXTENSION_AT..][..4].try_into().unwrap()) as usize;
     let tag = extension + EXTENSION_HEADER;
     let unknown = with_u32(bytes.clone(), tag, 99);
@@ -342,7 +421,7 @@ fn extensions_that_glibc_ignores_are_ignored() {
     // glibc before 2.33 records no byte order
     let mut unmarked = bytes;
     unmarked[NEW_BYTE_ORDER_AT] = 0;
-    assert_eq!(parse(&unmarked).unwrap(), rich());
+    assert_eq!(parse(&unmarked).unwrap(), rich(CacheFormat::New));
 }
 
 #[test]
@@ -350,22 +429,34 @@ fn limits_hold_in_both_directions() {
     let long = "x".repeat(MAX_STRING);
     let shown = |cache: &Cache<'_>| format!("{:#}", cache.to_bytes().unwrap_err());
     assert_eq!(
-        shown(&cache(vec![entry(&long, "/a", Arch::I386)])),
+        shown(&cache(
+            CacheFormat::New,
+            vec![entry(&long, "/a", Arch::I386)]
+        )),
         "a string of 4096 bytes, more than 4095"
     );
     assert_eq!(
-        shown(&cache(vec![entry("a\0b", "/a", Arch::I386)])),
+        shown(&cache(
+            CacheFormat::New,
+            vec![entry("a\0b", "/a", Arch::I386)]
+        )),
         "\"a\\0b\" has a NUL byte"
     );
     assert_eq!(
-        shown(&cache(vec![entry("a", "/a", Arch::I386); MAX_ENTRIES + 1])),
+        shown(&cache(
+            CacheFormat::Old,
+            vec![entry("a", "/a", Arch::I386); MAX_ENTRIES + 1]
+        )),
         "131073 entries, more than 131072"
     );
 
     // Many entries on one long string: a small file that would be a lot of work.
     let longest = &long[1..];
     let many = MAX_TEXT / (2 * longest.len()) + 1;
-    let crowd = cache(vec![entry(longest, longest, Arch::I386); many]);
+    let crowd = cache(
+        CacheFormat::New,
+        vec![entry(longest, longest, Arch::I386); many],
+    );
     assert_eq!(
         shown(&crowd),
         format!(
@@ -373,20 +464,13 @@ fn limits_hold_in_both_directions() {
             many * 2 * longest.len()
         )
     );
-    let mut bytes = cache(vec![entry(longest, longest, Arch::I386)])
+    let mut bytes = cache(CacheFormat::Old, vec![entry(longest, longest, Arch::I386)])
         .to_bytes()
         .unwrap();
-    let row = NEW_HEADER..NEW_HEADER + NEW_ENTRY;
-    let rows = bytes[row.clone()].repeat(many);
-    let moved = u32::try_from(NEW_ENTRY * (many - 1)).unwrap();
-    bytes.splice(row, rows);
-    let mut bytes = with_u32(bytes, NEW_COUNT_AT, u32::try_from(many).unwrap());
-    for row in bytes[NEW_HEADER..][..NEW_ENTRY * many].chunks_mut(NEW_ENTRY) {
-        for at in [4, 8] {
-            let offset = u32::from_ne_bytes(row[at..at + 4].try_into().unwrap()) + moved;
-            row[at..at + 4].copy_from_slice(&offset.to_ne_bytes());
-        }
-    }
+    let fields = bytes[OLD_HEADER..OLD_HEADER + OLD_ENTRY].to_vec();
+    let fields: Vec<u8> = fields.repeat(many);
+    bytes.splice(OLD_HEADER..OLD_HEADER + OLD_ENTRY, fields);
+    let bytes = with_u32(bytes, OLD_COUNT_AT, u32::try_from(many).unwrap());
     assert!(
         error(&bytes).ends_with("more than 16777216 bytes of strings"),
         "{}",
@@ -400,6 +484,14 @@ fn arch() -> impl Strategy<Value = Arch> {
         Just(Arch::I386),
         Just(Arch::Aarch64),
         Just(Arch::Arm)
+    ]
+}
+
+fn layout() -> impl Strategy<Value = CacheFormat> {
+    prop_oneof![
+        Just(CacheFormat::Old),
+        Just(CacheFormat::Compat),
+        Just(CacheFormat::New)
     ]
 }
 
@@ -417,6 +509,7 @@ type EntryParts = (Vec<u8>, Vec<u8>, Arch, u32, u64);
 /// The strings and numbers that a cache is made of, without the borrowing.
 #[derive(Clone, Debug)]
 struct Parts {
+    layout: CacheFormat,
     entries: Vec<EntryParts>,
     hwcaps: Vec<String>,
     generator: Option<Vec<u8>>,
@@ -424,6 +517,7 @@ struct Parts {
 
 impl Parts {
     fn cache(&self) -> Cache<'_> {
+        let old = self.layout == CacheFormat::Old;
         let entries = self
             .entries
             .iter()
@@ -431,19 +525,24 @@ impl Parts {
                 flags: arch.flags(),
                 name: OsStr::from_bytes(name),
                 path: Path::new(OsStr::from_bytes(path)),
-                os_version: *os_version,
-                hwcap: *hwcap,
+                os_version: if old { 0 } else { *os_version },
+                hwcap: if old { 0 } else { *hwcap },
             });
         Cache {
-            hwcaps: self.hwcaps.iter().map(OsStr::new).collect(),
-            generator: self.generator.as_deref(),
-            ..cache(entries.collect())
+            hwcaps: if old {
+                Vec::new()
+            } else {
+                self.hwcaps.iter().map(OsStr::new).collect()
+            },
+            generator: self.generator.as_deref().filter(|_| !old),
+            ..cache(self.layout, entries.collect())
         }
     }
 }
 
 prop_compose! {
     fn parts()(
+        layout in layout(),
         entries in prop::collection::vec(
             (name(), prop_oneof![Just(Vec::new()), name(), name().prop_map(|name| [b"/x/", &*name].concat())], arch(),
                 prop_oneof![Just(0), any::<u32>()],
@@ -452,7 +551,7 @@ prop_compose! {
         hwcaps in prop::collection::vec("[a-z0-9-]{0,9}", 0..4),
         generator in prop::option::of(prop::collection::vec(any::<u8>(), 0..9)),
     ) -> Parts {
-        Parts { entries, hwcaps, generator }
+        Parts { layout, entries, hwcaps, generator }
     }
 }
 
@@ -539,7 +638,7 @@ proptest! {
 
     #[test]
     fn damage_is_no_panic(parts in parts(), ours in ours(), damage in prop::collection::vec((any::<u16>(), any::<u8>()), 1..4)) {
-        let mut bytes = parts.cache().to_bytes().unwrap();
+        let mut bytes = Cache { layout: CacheFormat::New, ..parts.cache() }.to_bytes().unwrap();
         for (at, byte) in damage {
             let at = usize::from(at) % bytes.len();
             bytes[at] = byte;
@@ -548,7 +647,7 @@ proptest! {
             for new_entry in borrow(&ours) {
                 // What stands in order is found.
                 if let Ok(cache) = parse(&new) {
-                    prop_assert!(cache.candidates(new_entry.name, new_entry.arch).next().is_some());
+                    prop_assert!(cache.lookup(new_entry.name, new_entry.arch).is_some());
                 }
             }
         }
@@ -557,7 +656,7 @@ proptest! {
     /// Copying the rows of the image has the result of parsing and writing them.
     #[test]
     fn splicing_is_merging(parts in parts(), ours in ours()) {
-        let cache = parts.cache();
+        let cache = Cache { layout: CacheFormat::New, ..parts.cache() };
         let bytes = cache.to_bytes().unwrap();
         let ours = borrow(&ours);
         let mut expected = cache.clone();
@@ -587,6 +686,7 @@ proptest! {
             prop_assert_eq!(found.len(), 1);
             let first = ours.iter().find(|first| same(found[0], first)).unwrap();
             prop_assert_eq!(found[0].path, first.path);
+            prop_assert_eq!(after.lookup(new.name, new.arch), Some(found[0]));
         }
         let kept = |cache: &Cache<'_>| -> Vec<String> {
             cache

@@ -1,4 +1,4 @@
-//! Writes a [`Cache`] as bytes, in the layout of glibc since 2.32, which loaders since 2.2 can read.
+//! Writes a [`Cache`] as bytes, in its layout.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    BYTE_ORDER, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION, Entry, MAX_ENTRIES,
-    MAX_STRING, MAX_TEXT, NEW_BYTE_ORDER_AT, NEW_ENTRY, NEW_HEADER, NEW_MAGIC, TAG_GENERATOR,
-    TAG_HWCAPS,
+    BYTE_ORDER, Cache, CacheFormat, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION, Entry,
+    MAX_ENTRIES, MAX_STRING, MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT, NEW_ENTRY, NEW_HEADER,
+    NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY, OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS,
 };
 
 impl Cache<'_> {
@@ -23,11 +23,57 @@ impl Cache<'_> {
             self.entries.len()
         );
         let strings = Strings::new(self)?;
+        let tables = new_table_size(self.entries.len()).saturating_mul(2);
+        let mut out = Vec::with_capacity(
+            tables
+                .saturating_add(strings.bytes.len())
+                .saturating_add(MAX_STRING),
+        );
+        match self.layout {
+            CacheFormat::Old => {
+                let all: Vec<_> = self.entries.iter().zip(&strings.entries).collect();
+                let gap = if looks_new(&strings, all.len()) {
+                    NEW_ALIGN
+                } else {
+                    0
+                };
+                put_old(&mut out, &all, gap)?;
+                out.resize(out.len().saturating_add(gap), 0);
+                out.extend_from_slice(&strings.bytes);
+            }
+            CacheFormat::Compat => {
+                // The old table has no hwcaps. With an even count, the new table has the same offset on 32-bit and 64-bit machines.
+                let mut plain: Vec<_> = self
+                    .entries
+                    .iter()
+                    .zip(&strings.entries)
+                    .filter(|(entry, _)| entry.hwcap == 0)
+                    .collect();
+                if let Some(&last) = plain.last()
+                    && plain.len() % 2 == 1
+                {
+                    plain.push(last);
+                }
+                put_old(&mut out, &plain, new_table_size(self.entries.len()))?;
+                debug_assert!(
+                    out.len().is_multiple_of(NEW_ALIGN),
+                    "an even count needs no padding"
+                );
+                self.put_new(&mut out, &strings)?;
+            }
+            CacheFormat::New => self.put_new(&mut out, &strings)?,
+        }
+        Ok(out)
+    }
+
+    fn put_new(&self, out: &mut Vec<u8>, strings: &Strings) -> Result<()> {
         let table = new_table_size(self.entries.len());
-        let end = table.saturating_add(strings.bytes.len());
-        let (extension, bytes) = self.extension(&strings, table, end)?;
-        let mut out = Vec::with_capacity(end.saturating_add(bytes.len()));
-        put_new_header(&mut out, self.entries.len(), strings.bytes.len(), extension)?;
+        let end = out
+            .len()
+            .saturating_add(table)
+            .saturating_add(strings.bytes.len());
+        let (extension, bytes) = self.extension(strings, table, end)?;
+        put_new_header(out, self.entries.len(), strings.bytes.len(), extension)?;
         for (entry, string) in self.entries.iter().zip(&strings.entries) {
             let row = entry.row(
                 table.saturating_add(string.name),
@@ -37,7 +83,7 @@ impl Cache<'_> {
         }
         out.extend_from_slice(&strings.bytes);
         out.extend_from_slice(&bytes);
-        Ok(out)
+        Ok(())
     }
 
     /// Returns the offset of the extension in the file, and the bytes after the strings, which end at `end`. Returns 0 and no bytes if
@@ -119,6 +165,32 @@ pub(super) fn put_new_header(
 /// Returns the size of the header and the table in the new layout.
 pub(super) fn new_table_size(entries: usize) -> usize {
     NEW_HEADER.saturating_add(entries.saturating_mul(NEW_ENTRY))
+}
+
+/// Whether loaders would mistake the strings after an old table for a new table. An image can have a library whose name is the magic
+/// of the new table, and then no loader would find any library.
+fn looks_new(strings: &Strings, entries: usize) -> bool {
+    let end = OLD_HEADER.saturating_add(entries.saturating_mul(OLD_ENTRY));
+    let skipped = end.next_multiple_of(NEW_ALIGN).saturating_sub(end);
+    strings
+        .bytes
+        .get(skipped..)
+        .is_some_and(|bytes| bytes.starts_with(NEW_MAGIC))
+}
+
+/// Writes the old header and table. The strings begin `distance` bytes after the table.
+fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usize) -> Result<()> {
+    out.extend_from_slice(OLD_MAGIC);
+    out.resize(OLD_COUNT_AT, 0);
+    put(out, entries.len())?;
+    const { assert!(OLD_COUNT_AT + 4 == OLD_HEADER) };
+    for (entry, string) in entries {
+        let name = number(distance.saturating_add(string.name))?;
+        let path = number(distance.saturating_add(string.path))?;
+        let row: [_; OLD_ENTRY / 4] = [entry.flags.to_ne_bytes(), name, path];
+        out.extend_from_slice(row.as_flattened());
+    }
+    Ok(())
 }
 
 /// Writes a number with 32 bits.
