@@ -266,7 +266,7 @@ fn doctor_and_check() {
     let files = [
         ("nvidia.yaml", "nvidia.com"),
         ("plugin.json", "k8s.device-plugin.nvidia.com"),
-        ("mine.yaml", "example.com"),
+        ("mine.json", "example.com"),
     ];
     let path = |name: &str| dir.path().join(name);
     for (file, vendor) in files {
@@ -283,10 +283,11 @@ fn doctor_and_check() {
         .ok();
     }
     // The spec of another program has no entry of ours.
-    let theirs = fs::read_to_string(path("mine.yaml")).unwrap();
-    let without_hooks = theirs.split("  hooks:\n").next().unwrap().to_owned();
-    assert!(without_hooks.len() < theirs.len());
-    fs::write(path("mine.yaml"), without_hooks).unwrap();
+    let theirs = fs::read_to_string(path("mine.json")).unwrap();
+    let mut theirs: Value = serde_json::from_str(&theirs).unwrap();
+    let edits = theirs["containerEdits"].as_object_mut().unwrap();
+    assert!(edits.remove("hooks").is_some());
+    fs::write(path("mine.json"), theirs.to_string()).unwrap();
     let at_host = |arguments: &[&str]| -> Ran {
         let script = format!(
             "{}; cp '{}'/*.* /run/cdi; exec \"$@\"",
@@ -363,7 +364,7 @@ fn doctor_and_check() {
         )
         .ok();
     }
-    fs::remove_file(path("mine.yaml")).unwrap();
+    fs::remove_file(path("mine.json")).unwrap();
     assert!(
         doctor().iter().all(|check| check["status"] == "ok"),
         "{:?}",

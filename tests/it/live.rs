@@ -210,7 +210,7 @@ fn no_request_no_trace() {
 
 fn every_cache_layout() {
     let fake = FakeDriver::shared();
-    for layout in ["new", "compat", "none"] {
+    for layout in ["new", "compat", "old", "none"] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian", "--cache", layout]);
         let container = Waiting::with_all_gpus(dir.path(), &image);
