@@ -8,6 +8,7 @@
 
 pub mod cdi;
 pub mod cdi_check;
+mod containerd;
 pub mod files;
 pub mod hook_args;
 pub mod hook_env;

@@ -3,21 +3,21 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use base::search_path;
 use base::sys::host_process::{self, Status};
 use base::tree::Tree;
 use cdi_spec::yaml;
 use plugin_api::status::NriStatus;
 
-use super::inspect::Versions;
 use super::status::{self, EngineStatus};
-use super::{Version, hooks, inspect};
+use super::{EngineKind, containerd, files, hooks, inspect};
 
 /// The sockets of engines, in the order in which they are considered: K3s and RKE2 have their own
 /// engine, and only Kubernetes uses CRI-O and cri-dockerd, while Docker uses containerd too.
-const SOCKETS: [&str; 5] = [
+const SOCKETS: [&str; 7] = [
     "/run/k3s/cri-dockerd/cri-dockerd.sock",
     "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
     inspect::CRIO_SOCKET,
     "/run/cri-dockerd.sock",
     "/run/containerd/containerd.sock",
@@ -32,8 +32,18 @@ const RANCHER: [&str; 2] = [
     "/etc/rancher/rke2/config.yaml",
 ];
 
-/// The first version of containerd that reads CDI specs unless its configuration switches that off.
-const CDI_BY_DEFAULT: Version = Version(2, 0, 0);
+/// Directories with the files of engines: a file that appears changes its directory.
+const DIRS: [&str; 6] = [
+    "/etc/crio",
+    "/etc/crio/crio.conf.d",
+    "/etc/containerd",
+    "/usr/share/containers/oci/hooks.d",
+    "/etc/containers/oci/hooks.d",
+    "/run/nri",
+];
+
+/// The files in the kubelet's directory that name the socket of its engine.
+const KUBELET_FILES: [&str; 3] = ["kubeadm-flags.env", "instance-config.yaml", "config.yaml"];
 
 /// The engine of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,14 +51,65 @@ pub enum NodeEngine {
     /// CRI-O, and whether it starts our hook
     Crio(Box<EngineStatus>),
     /// containerd, which reads no hook files
-    Containerd {
-        /// Its configuration switches CDI off, or its version has CDI off by default
-        cdi_disabled: bool,
-    },
+    Containerd,
     /// Docker with cri-dockerd, which drops the CDI devices of the kubelet
     Docker,
     /// Another one, with its socket
     Other(String),
+}
+
+/// Where the engine of a node searches for CDI specs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CdiSpecs {
+    /// In these directories
+    Dirs(Vec<PathBuf>),
+    /// Nowhere, for this reason
+    Off(String),
+    /// It is not known, for this reason.
+    Unknown(String),
+}
+
+impl Default for CdiSpecs {
+    fn default() -> Self {
+        Self::Unknown("the engine of the node is not known".to_owned())
+    }
+}
+
+/// Whether containers get the CDI devices of a spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CdiVerdict {
+    /// They do.
+    Given,
+    /// They do not, for this reason.
+    Dropped(String),
+    /// It is not known, for this reason.
+    Unknown(String),
+}
+
+impl CdiSpecs {
+    /// Decides whether containers get the devices of the specs in this directory.
+    #[must_use]
+    pub fn verdict(&self, ours: &Path) -> CdiVerdict {
+        match self {
+            Self::Off(why) => CdiVerdict::Dropped(why.clone()),
+            Self::Unknown(why) => CdiVerdict::Unknown(why.clone()),
+            Self::Dirs(dirs) if dirs.iter().any(|dir| plain(dir) == plain(ours)) => {
+                CdiVerdict::Given
+            }
+            Self::Dirs(dirs) => CdiVerdict::Dropped(format!(
+                "the engine reads CDI specs in {dirs:?} (cdi_spec_dirs), and not in {ours:?}"
+            )),
+        }
+    }
+}
+
+/// Returns the path of a directory for comparison: `/var/run` is a link to `/run`.
+fn plain(dir: &Path) -> PathBuf {
+    let dir: PathBuf = dir.components().collect();
+    match dir.strip_prefix("/var/run") {
+        Ok(rest) => Path::new("/run").join(rest),
+        Err(_) => dir,
+    }
 }
 
 /// The engine of a node and our hook files, as far as this process sees them.
@@ -56,6 +117,10 @@ pub enum NodeEngine {
 pub struct EngineView {
     /// `None` if neither the kubelet's configuration nor a socket shows an engine
     pub engine: Option<NodeEngine>,
+    /// Where it searches for CDI specs
+    pub cdi: CdiSpecs,
+    /// The files and directories that decide all this: while they do not change, the view does not
+    pub files: Vec<PathBuf>,
     /// Our hook files, including those that no engine reads
     pub installed: Vec<PathBuf>,
     /// Whether our NRI plugin answers the engine, so that no hook is needed
@@ -66,24 +131,9 @@ impl fmt::Display for NodeEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Crio(_) => f.write_str("CRI-O"),
-            Self::Containerd { .. } => f.write_str("containerd"),
+            Self::Containerd => f.write_str("containerd"),
             Self::Docker => f.write_str("Docker with cri-dockerd"),
             Self::Other(socket) => write!(f, "the engine at {socket:?}"),
-        }
-    }
-}
-
-impl NodeEngine {
-    /// Returns why containers of this engine get no CDI devices; `None` if they do, or if that is
-    /// not known.
-    #[must_use]
-    pub fn without_cdi(&self) -> Option<&'static str> {
-        match self {
-            Self::Docker => Some("cri-dockerd passes no CDI devices to Docker"),
-            Self::Containerd { cdi_disabled: true } => {
-                Some("containerd reads no CDI specs without enable_cdi = true in its configuration")
-            }
-            Self::Containerd { .. } | Self::Crio(_) | Self::Other(_) => None,
         }
     }
 }
@@ -93,16 +143,72 @@ impl EngineView {
     /// kubelet on this machine, whose configuration names the socket of the engine.
     #[must_use]
     pub fn inspect(host: &Tree, kubelet_dir: &Path) -> Self {
-        let installed = hooks::installed(host);
-        let socket = endpoint(host, kubelet_dir).or_else(|| first_socket(host));
-        let engine =
-            socket.map(|socket| engine_at(socket.trim_start_matches("unix://"), host, &installed));
-        Self {
-            engine,
-            installed,
+        let mut view = Self {
+            files: deciding_files(kubelet_dir),
+            installed: hooks::installed(host),
             has_nri: NriStatus::of_host(host).is_some(),
+            ..Self::default()
+        };
+        view.files.extend(view.installed.iter().cloned());
+        let socket = endpoint(host, kubelet_dir).or_else(|| first_socket(host));
+        if let Some(socket) = socket {
+            view.inspect_engine(host, socket.trim_start_matches("unix://"));
         }
+        view
     }
+
+    fn inspect_engine(&mut self, host: &Tree, socket: &str) {
+        let socket = plain(Path::new(socket));
+        let socket = socket.to_string_lossy();
+        let engine = match &*socket {
+            socket if socket.contains("crio") => {
+                let crio = inspect::crio_of_node(host);
+                self.files
+                    .extend(files::list(&EngineKind::Crio, None, host));
+                self.files.extend(crio.settings.hooks_dirs.iter().cloned());
+                self.cdi = cdi_specs_of_crio(&crio);
+                NodeEngine::Crio(Box::new(status::judge(&crio, &self.installed)))
+            }
+            socket if socket.contains("cri-dockerd") => {
+                self.cdi = CdiSpecs::Off("cri-dockerd passes no CDI devices to Docker".to_owned());
+                NodeEngine::Docker
+            }
+            socket if socket.contains("containerd") => {
+                self.cdi = containerd::cdi_specs(host, socket, &mut self.files);
+                NodeEngine::Containerd
+            }
+            socket => {
+                self.cdi = CdiSpecs::Unknown(format!("the engine at {socket:?} is not known"));
+                NodeEngine::Other(socket.to_owned())
+            }
+        };
+        self.engine = Some(engine);
+    }
+}
+
+/// Returns the files that show which engine the kubelet uses, and the directories of the configuration files and the hook files of engines.
+fn deciding_files(kubelet_dir: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = KUBELET_FILES
+        .iter()
+        .map(|file| kubelet_dir.join(file))
+        .collect();
+    for path in RANCHER.iter().chain(&SOCKETS).chain(&DIRS) {
+        files.push(path.into());
+    }
+    files
+}
+
+/// Returns where CRI-O searches for CDI specs.
+fn cdi_specs_of_crio(crio: &inspect::Engine) -> CdiSpecs {
+    if let Some((file, why)) = &crio.settings.refused {
+        return CdiSpecs::Unknown(format!("CRI-O cannot read {file:?}: {why}"));
+    }
+    if let Some(file) = crio.unseen.first()
+        && !crio.running
+    {
+        return CdiSpecs::Unknown(format!("{file:?} of CRI-O cannot be read"));
+    }
+    CdiSpecs::Dirs(crio.settings.cdi_dirs.clone())
 }
 
 /// Returns the socket that the kubelet was given. Its options come before its configuration file,
@@ -152,12 +258,9 @@ fn endpoint_of_process(host: &Tree) -> Option<String> {
         if !is_pid || !Status::read(&dir).is_ok_and(|status| is_kubelet(&status)) {
             continue;
         }
-        if let Ok(line) = host_process::arguments(&dir)
-            && let Some(endpoint) =
-                endpoint_in_words(String::from_utf8_lossy(&line).split('\0').skip(1))
-        {
-            return Some(endpoint);
-        }
+        // A node has one kubelet. Without the option, its configuration file names the socket.
+        let line = host_process::arguments(&dir).ok()?;
+        return endpoint_in_words(String::from_utf8_lossy(&line).split('\0').skip(1));
     }
     None
 }
@@ -196,38 +299,6 @@ fn first_socket(host: &Tree) -> Option<String> {
         .map(|socket| (*socket).to_owned())
 }
 
-fn engine_at(socket: &str, host: &Tree, installed: &[PathBuf]) -> NodeEngine {
-    match socket {
-        _ if socket.contains("crio") => NodeEngine::Crio(Box::new(status::judge(
-            &inspect::crio_of_node(host),
-            installed,
-        ))),
-        _ if socket.contains("cri-dockerd") => NodeEngine::Docker,
-        _ if socket.contains("containerd") => NodeEngine::Containerd {
-            cdi_disabled: is_cdi_disabled(host, socket),
-        },
-        _ => NodeEngine::Other(socket.to_owned()),
-    }
-}
-
-/// Reports whether CDI is off in containerd, whose socket this is. Its version 2 enables CDI by default, and its version 1.7 does not.
-/// K3s and RKE2 have their own containerd, which they configure.
-fn is_cdi_disabled(host: &Tree, socket: &str) -> bool {
-    let config = host.read_text(Path::new("/etc/containerd/config.toml"));
-    for line in config.unwrap_or_default().lines() {
-        let line = line.replace([' ', '\t'], "");
-        if let Some(value) = line.strip_prefix("enable_cdi=") {
-            return value.starts_with("false");
-        }
-    }
-    if socket.contains("k3s") {
-        return false;
-    }
-    let version = search_path::find(host, "containerd")
-        .and_then(|program| Versions::stored().ask(host, &program).ok());
-    version.is_some_and(|version| version < CDI_BY_DEFAULT)
-}
-
 /// Returns the text of a key in a YAML file.
 fn text_in(config: &str, key: &str) -> Option<String> {
     let config = yaml::parse(config).ok()?;
@@ -248,8 +319,6 @@ fn is_true(config: &str, key: &str) -> bool {
 mod tests {
     use super::*;
     use base::paths::HostPath;
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
 
     fn write(root: &Path, path: &str, text: &str) {
         let path = root.join(path);
@@ -409,51 +478,303 @@ mod tests {
         }
     }
 
+    const OURS: &str = "/var/run/cdi";
+
+    fn program(root: &Path, path: &str, output: &str) {
+        write(root, path, &format!("#!/bin/sh\necho {output}\n"));
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(root.join(path), mode).unwrap();
+    }
+
+    fn cdi(root: &Path) -> CdiVerdict {
+        let host = Tree::open(&HostPath::new(root)).unwrap();
+        let view = EngineView::inspect(&host, Path::new("/var/lib/kubelet"));
+        view.cdi.verdict(Path::new(OURS))
+    }
+
+    /// What a table of a configuration file sets.
+    #[derive(Clone, Copy, Debug)]
+    struct Table {
+        enable: Option<bool>,
+        dirs: Option<&'static str>,
+    }
+
+    impl Table {
+        fn text(self, format: u32) -> String {
+            let section = match format {
+                3 => "io.containerd.cri.v1.runtime",
+                _ => "io.containerd.grpc.v1.cri",
+            };
+            let mut text = format!("[plugins.\"{section}\"]\n");
+            if let Some(enable) = self.enable {
+                text += &format!("  enable_cdi = {enable}\n");
+            }
+            if let Some(dir) = self.dirs {
+                text += &format!("  cdi_spec_dirs = [\"/etc/cdi\", \"{dir}\"]\n");
+            }
+            text
+        }
+    }
+
+    /// A containerd: its socket, its configuration file and its program.
+    const CONTAINERDS: [(&str, &str, &str); 5] = [
+        (
+            "/run/containerd/containerd.sock",
+            "etc/containerd/config.toml",
+            "usr/bin/containerd",
+        ),
+        (
+            "/run/k3s/containerd/containerd.sock",
+            "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+            "var/lib/rancher/k3s/data/current/bin/containerd",
+        ),
+        (
+            "/run/k3s/containerd/containerd.sock",
+            "var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+            "var/lib/rancher/rke2/bin/containerd",
+        ),
+        (
+            "/run/k0s/containerd.sock",
+            "etc/k0s/containerd.toml",
+            "var/lib/k0s/bin/containerd",
+        ),
+        (
+            "/var/snap/microk8s/common/run/containerd.sock",
+            "var/snap/microk8s/current/args/containerd.toml",
+            "snap/microk8s/current/bin/containerd",
+        ),
+    ];
+
+    /// What containerd does: 1.6 knows nothing of CDI, 1.7 replaces the table of the plugin with the one of a drop-in file, 2 merges them.
+    fn gives_devices(version: &str, main: Table, drop_in: Option<Table>) -> bool {
+        let is_two = version.starts_with('2');
+        let in_force = match drop_in {
+            None => main,
+            Some(drop_in) if !is_two => drop_in,
+            Some(drop_in) => Table {
+                enable: drop_in.enable.or(main.enable),
+                dirs: drop_in.dirs.or(main.dirs),
+            },
+        };
+        let is_enabled = in_force.enable.unwrap_or(is_two);
+        version != "1.6.20"
+            && is_enabled
+            && in_force.dirs.is_none_or(|dir| dir.ends_with("/run/cdi"))
+    }
+
+    /// Nodes of all kinds: the verdict is what the engine does.
     #[test]
-    fn engines_without_cdi() {
+    fn generated_nodes() {
+        let mut nodes = 0;
+        let enables = [None, Some(true), Some(false)];
+        let table = |enable, dirs| Table { enable, dirs };
+        let mut drop_ins = vec![None];
+        drop_ins.extend(enables.map(|enable| Some(table(enable, None))));
+        drop_ins.push(Some(table(Some(true), Some("/srv/cdi"))));
+        for (kind, (socket, config, containerd)) in CONTAINERDS.iter().enumerate() {
+            for (version, format) in [("1.6.20", 2), ("1.7.27", 2), ("2.1.4", 2), ("2.1.4", 3)] {
+                let dir = tempfile::tempdir().unwrap();
+                let root = dir.path();
+                // Docker's containerd
+                let other = table(Some(kind % 2 == 0), None).text(2);
+                write(
+                    root,
+                    "etc/containerd/config.toml",
+                    &format!("version = 2\n{other}"),
+                );
+                program(
+                    root,
+                    "usr/bin/containerd",
+                    "containerd containerd.io 1.7.27 x",
+                );
+                write(root, "run/containerd/containerd.sock", "");
+                let output = format!("containerd github.com/containerd/containerd {version} x");
+                program(root, containerd, &output);
+                let endpoint = format!("containerRuntimeEndpoint: unix://{socket}\n");
+                write(root, "var/lib/kubelet/config.yaml", &endpoint);
+                for main in enables {
+                    for dirs in [None, Some("/run/cdi"), Some("/srv/cdi")] {
+                        for drop_in in &drop_ins {
+                            let main = table(main, dirs);
+                            let text = main.text(format);
+                            let head =
+                                format!("version = {format}\nimports = [\"conf.d/*.toml\"]\n");
+                            write(root, config, &format!("{head}{text}"));
+                            let conf_d = Path::new(config).with_file_name("conf.d");
+                            std::fs::remove_dir_all(root.join(&conf_d)).ok();
+                            if let Some(drop_in) = drop_in {
+                                let file = conf_d.join("99.toml");
+                                let text = format!("version = {format}\n{}", drop_in.text(format));
+                                write(root, file.to_str().unwrap(), &text);
+                            }
+                            let found = cdi(root);
+                            nodes += 1;
+                            let has_two_lists = main.dirs.is_some()
+                                && drop_in.is_some_and(|drop_in| {
+                                    drop_in.dirs.is_some() && drop_in.dirs != main.dirs
+                                });
+                            if version == "2.1.4" && has_two_lists {
+                                // Its versions merge lists in different ways.
+                                assert!(matches!(found, CdiVerdict::Unknown(_)), "{found:?}");
+                                continue;
+                            }
+                            let expected = gives_devices(version, main, *drop_in);
+                            let is_right = match found {
+                                CdiVerdict::Given => expected,
+                                CdiVerdict::Dropped(_) => !expected,
+                                CdiVerdict::Unknown(_) => false,
+                            };
+                            assert!(
+                                is_right,
+                                "{socket} {version} {main:?} {drop_in:?}: {found:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        assert!(nodes >= 60, "{nodes}");
+    }
+
+    #[test]
+    fn engines_that_are_not_known() {
+        let unknown = |prepare: &dyn Fn(&Path)| {
+            let dir = tempfile::tempdir().unwrap();
+            prepare(dir.path());
+            match cdi(dir.path()) {
+                CdiVerdict::Unknown(why) => why,
+                other => panic!("{other:?}"),
+            }
+        };
+        let kubelet = |root: &Path, socket: &str| {
+            let text = format!("containerRuntimeEndpoint: {socket}\n");
+            write(root, "var/lib/kubelet/config.yaml", &text);
+        };
+        let config = "etc/containerd/config.toml";
+        let socket = "run/containerd/containerd.sock";
+        for (part, prepare) in [
+            (
+                "the engine of the node is not known",
+                &(|_: &Path| {}) as &dyn Fn(&Path),
+            ),
+            ("the engine at \"/run/x.sock\" is not known", &|root| {
+                kubelet(root, "/run/x.sock")
+            }),
+            (
+                "the configuration file of the containerd at \"/run/x/containerd.sock\" is not known",
+                &|root| kubelet(root, "unix:///run/x/containerd.sock"),
+            ),
+            (
+                "at \"/run/k3s/containerd/containerd.sock\" is not known",
+                &|root| {
+                    write(root, "run/k3s/containerd/containerd.sock", "");
+                    write(root, config, "version = 2\n");
+                },
+            ),
+            ("it depends on the version of containerd", &|root| {
+                write(root, socket, "")
+            }),
+            (
+                "containerd cannot read \"/etc/containerd/config.toml\": ",
+                &|root| {
+                    write(root, socket, "");
+                    write(root, config, "a = [");
+                },
+            ),
+            ("containerd cannot read \"/etc/x.toml\": ", &|root| {
+                write(root, socket, "");
+                write(root, config, "imports = [\"../x.toml\", \"/etc/x.toml\"]");
+            }),
+            (
+                "enable_cdi in \"/etc/containerd/config.toml\" is invalid",
+                &|root| {
+                    write(root, socket, "");
+                    write(
+                        root,
+                        config,
+                        "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = 1",
+                    );
+                },
+            ),
+        ] {
+            let why = unknown(prepare);
+            assert!(why.contains(part), "{part}: {why}");
+        }
+    }
+
+    /// The process that listens at the socket has another configuration file than the default one.
+    #[test]
+    fn the_running_containerd() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
-        write(root, "run/containerd/containerd.sock", "");
-        let has_cdi = || engine(root).unwrap().without_cdi().is_none();
-        assert!(has_cdi());
-        for (line, expected) in [
-            ("enable_cdi = true", true),
-            ("    enable_cdi = false # off", false),
-            ("# enable_cdi = false", true),
+        let socket = "/run/k3s/containerd/containerd.sock";
+        write(root, "run/k3s/containerd/containerd.sock", "");
+        let off = Table {
+            enable: Some(false),
+            dirs: None,
+        };
+        let on = Table {
+            enable: Some(true),
+            dirs: None,
+        };
+        write(
+            root,
+            "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+            &off.text(2),
+        );
+        write(
+            root,
+            "data/k3s/config.toml",
+            &format!("version = 2\n{}", on.text(2)),
+        );
+        write(
+            root,
+            "etc/containerd/config.toml",
+            &format!("version = 2\n{}", off.text(2)),
+        );
+        for (pid, uid, words) in [
+            (5, 0, "containerd".to_owned()),
+            (
+                6,
+                1000,
+                format!("containerd -c /etc/containerd/config.toml -a {socket}"),
+            ),
+            (
+                7,
+                0,
+                format!("containerd -c /data/k3s/config.toml -a {socket}"),
+            ),
         ] {
+            let status = format!("Name:\tcontainerd\nPPid:\t1\nUid:\t{uid}\t{uid}\t0\t0\n");
+            write(root, &format!("proc/{pid}/status"), &status);
             write(
                 root,
-                "etc/containerd/config.toml",
-                &format!("version = 2\n{line}\n"),
+                &format!("proc/{pid}/cmdline"),
+                &words.replace(' ', "\0"),
             );
-            assert_eq!(has_cdi(), expected, "{line}");
         }
-        for (config, version, expected) in [
-            (
-                "version = 3",
-                "containerd github.com/containerd/containerd/v2 v2.1.4 x",
-                true,
-            ),
-            ("version = 2", "containerd containerd.io 1.7.22 x", false),
-            (
-                "enable_cdi = true",
-                "containerd containerd.io 1.7.22 x",
-                true,
-            ),
-        ] {
-            write(root, "etc/containerd/config.toml", config);
-            let program = root.join("usr/bin/containerd");
-            let (script, mode) = (
-                format!("#!/bin/sh\necho {version}\n"),
-                Permissions::from_mode(0o755),
-            );
-            write(root, "usr/bin/containerd", &script);
-            std::fs::set_permissions(program, mode).unwrap();
-            assert_eq!(has_cdi(), expected, "{config}, {version}");
-        }
-        std::fs::remove_file(root.join("run/containerd/containerd.sock")).unwrap();
-        write(root, "run/cri-dockerd.sock", "");
-        assert!(!has_cdi());
+        assert_eq!(cdi(root), CdiVerdict::Given);
+    }
+
+    #[test]
+    fn cdi_specs_of_crio() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        write(root, "run/crio/crio.sock", "");
+        assert_eq!(cdi(root), CdiVerdict::Given);
+        let file = |name: &str, dir: &str| {
+            let text = format!("[crio.runtime]\ncdi_spec_dirs = [\"{dir}\"]\n");
+            write(root, &format!("etc/crio/{name}"), &text);
+        };
+        file("crio.conf", "/srv/cdi");
+        let CdiVerdict::Dropped(why) = cdi(root) else {
+            panic!()
+        };
+        let expected =
+            "reads CDI specs in [\"/srv/cdi\"] (cdi_spec_dirs), and not in \"/var/run/cdi\"";
+        assert!(why.ends_with(expected), "{why}");
+        file("crio.conf.d/10.conf", "/run/cdi");
+        assert_eq!(cdi(root), CdiVerdict::Given);
     }
 
     /// A container of a DaemonSet sees the configuration of CRI-O if the administrator mounts it, but not the programs of the host.

@@ -1,23 +1,28 @@
 //! Chooses how containers get their devices, if the settings do not: the hook's files are useful only if the engine starts the hook.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use base::paths::HostPath;
 use base::report::Finding;
+use base::sys::file_id::FileId;
 use base::tree::Tree;
-use engines::node::{EngineView, NodeEngine};
+use engines::node::{CdiVerdict, EngineView, NodeEngine};
 use findings::catalog;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
+use crate::kubelet::socket::{self, KubeletDirs};
 use crate::log::Log;
 use crate::node::host::is_in_pod;
 use crate::settings::Plugin;
 use crate::settings::values::DeviceListStrategy;
 
-/// The time for which a choice is used. A running CRI-O prints its configuration in 50 ms, too long for every allocation.
-const VALID: Duration = Duration::from_secs(10);
+/// How often the files are examined that decide the choice.
+const PERIOD: Duration = Duration::from_secs(10);
 
 /// How containers get their devices, and why in this way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +35,8 @@ pub struct Choice {
     pub is_provisional: bool,
     /// Why the node's engine gives containers no CDI devices; `None` if it does
     pub without_cdi: Option<String>,
+    /// Why it is not known whether the node's engine gives containers CDI devices; `None` if it is
+    pub unknown_cdi: Option<String>,
     /// Why it depends on the pod whether the hook runs for a container; `None` if it runs for each
     pub without_hook: Option<String>,
 }
@@ -87,64 +94,144 @@ pub fn uses_cdi(strategies: &[DeviceListStrategy]) -> bool {
 pub struct Chooser {
     configured: Vec<DeviceListStrategy>,
     kubelet_dir: PathBuf,
+    /// The directory of our CDI specs
+    spec_dir: PathBuf,
     log: Log,
-    last: Mutex<Option<(Instant, Choice)>>,
+    last: Mutex<Option<Made>>,
+}
+
+/// A choice, and the state of the files that have decided it.
+#[derive(Clone, Debug)]
+struct Made {
+    choice: Choice,
+    files: Vec<(PathBuf, Option<FileId>)>,
 }
 
 impl Chooser {
-    /// Creates a chooser. `kubelet_dir` is the directory of the kubelet, whose configuration names the engine.
+    /// Creates a chooser. `kubelet_dir` is the directory of the kubelet, whose configuration names the engine, and `spec_dir` the one of our
+    /// CDI specs.
     #[must_use]
-    pub fn new(settings: &Plugin, kubelet_dir: &Path, log: Log) -> Self {
+    pub fn new(settings: &Plugin, kubelet_dir: &Path, spec_dir: &Path, log: Log) -> Self {
         let configured = settings.device_list_strategy.clone();
         Self {
             configured,
             kubelet_dir: kubelet_dir.to_owned(),
+            spec_dir: spec_dir.to_owned(),
             log,
             last: Mutex::new(None),
         }
     }
 
-    /// Returns the choice as the node is now.
+    /// Returns the choice as the node is now. A running CRI-O is asked for its configuration, which takes 50 ms, and 2 s if it hangs.
     #[must_use]
     pub fn choose(&self) -> Choice {
+        self.make().choice
+    }
+
+    fn make(&self) -> Made {
         let node = inspect(&self.kubelet_dir);
+        let mut files = node.files.clone();
+        // A kubelet that starts may use another engine.
+        let dirs = KubeletDirs::of(&self.kubelet_dir);
+        files.extend(dirs.plugins.iter().map(|dir| socket::kubelet(dir)));
+        let files = files.into_iter().map(|file| {
+            let state = FileId::at(&file).ok();
+            (file, state)
+        });
+        Made {
+            files: files.collect(),
+            choice: self.decide(&node),
+        }
+    }
+
+    fn decide(&self, node: &EngineView) -> Choice {
         if self.configured.is_empty() {
-            return choose(&node, is_in_pod());
+            return choose(node, &self.spec_dir, is_in_pod());
         }
         Choice {
             strategies: self.configured.clone(),
             why: "configured".to_owned(),
             is_provisional: false,
-            without_cdi: why_without_cdi(&node),
-            without_hook: why_without_hook(&node),
+            ..undecided(node, &self.spec_dir)
         }
     }
 
-    /// Returns the choice as the node is now, or was a few seconds ago, and logs it if it is new.
+    /// Returns the last choice. Only the first call inspects the node.
     #[must_use]
     pub fn current(&self) -> Choice {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, choice)) = last.as_ref().filter(|(made, _)| made.elapsed() < VALID) {
-            return choice.clone();
+        if let Some(made) = self.lock().as_ref() {
+            return made.choice.clone();
         }
-        let choice = self.choose();
-        if last.as_ref().is_none_or(|(_, before)| *before != choice) {
-            self.log
-                .note(&format!("containers get their devices with {choice}"));
-            if let Some(finding) = choice.finding() {
-                self.log.finding(&finding);
-            }
-        }
-        *last = Some((Instant::now(), choice.clone()));
+        let made = self.make();
+        let choice = made.choice.clone();
+        self.store(made);
         choice
     }
+
+    /// Makes the choice again whenever a file has changed that decides it, on another thread: an engine that hangs does not delay the answers
+    /// for the kubelet.
+    pub async fn follow(self: Arc<Self>) -> Infallible {
+        loop {
+            sleep(PERIOD).await;
+            if self.is_current() {
+                continue;
+            }
+            let chooser = Arc::clone(&self);
+            if let Ok(made) = spawn_blocking(move || chooser.make()).await {
+                self.store(made);
+            }
+        }
+    }
+
+    /// Reports whether no file has changed.
+    fn is_current(&self) -> bool {
+        let last = self.lock();
+        let Some(made) = last.as_ref() else {
+            return true;
+        };
+        let mut files = made.files.iter();
+        files.all(|(file, state)| FileId::at(file).ok() == *state)
+    }
+
+    fn store(&self, made: Made) {
+        let choice = made.choice.clone();
+        let before = self.lock().replace(made);
+        if before.is_some_and(|before| before.choice == choice) {
+            return;
+        }
+        self.log
+            .note(&format!("containers get their devices with {choice}"));
+        if let Some(finding) = choice.finding() {
+            self.log.finding(&finding);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Made>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Decides whether the engine gives containers the devices of claims. `spec_dir` is the directory of our CDI specs.
+#[must_use]
+pub fn claims_verdict(kubelet_dir: &Path, spec_dir: &Path) -> CdiVerdict {
+    inspect(kubelet_dir).cdi.verdict(spec_dir)
 }
 
 /// Returns the finding about claims, which need an engine with CDI.
 #[must_use]
-pub fn claims_finding(kubelet_dir: &Path) -> Option<Finding> {
-    let why = why_without_cdi(&inspect(kubelet_dir))?;
-    Some(without_cdi("claims need CDI devices", &why))
+pub fn claims_finding(verdict: &CdiVerdict) -> Option<Finding> {
+    match verdict {
+        CdiVerdict::Dropped(why) => Some(without_cdi("claims need CDI devices", why)),
+        CdiVerdict::Given | CdiVerdict::Unknown(_) => None,
+    }
+}
+
+/// Returns what to inspect if it is not known whether the engine gives containers CDI devices.
+#[must_use]
+pub fn unknown_cdi(why: &str) -> String {
+    format!(
+        "whether the engine reads CDI specs is not known: {why}; inspect enable_cdi and cdi_spec_dirs in the output of \"containerd config dump\" or \"crio status config\""
+    )
 }
 
 fn without_cdi(what: &str, why: &str) -> Finding {
@@ -159,9 +246,22 @@ fn without_cdi(what: &str, why: &str) -> Finding {
     )
 }
 
-fn why_without_cdi(node: &EngineView) -> Option<String> {
-    let why = node.engine.as_ref()?.without_cdi()?;
-    Some(why.to_owned())
+/// Returns what is known about the engine, for a choice that is not made.
+fn undecided(node: &EngineView, spec_dir: &Path) -> Choice {
+    let (mut without_cdi, mut unknown) = (None, None);
+    match node.cdi.verdict(spec_dir) {
+        CdiVerdict::Given => {}
+        CdiVerdict::Dropped(why) => without_cdi = Some(why),
+        CdiVerdict::Unknown(why) => unknown = Some(unknown_cdi(&why)),
+    }
+    Choice {
+        strategies: Vec::new(),
+        why: String::new(),
+        is_provisional: node.engine.is_none(),
+        without_cdi,
+        unknown_cdi: unknown,
+        without_hook: why_without_hook(node),
+    }
 }
 
 /// Returns why the engine may not start the hook. The runtime `nvidia` of the package -compat does what the hook does, for the pods that
@@ -190,7 +290,7 @@ fn inspect(kubelet_dir: &Path) -> EngineView {
 
 /// Chooses from what the node has. A pod sees neither the engine nor the hook files of the node
 /// unless they are mounted, and NVIDIA's manifests rely on the default `envvar`.
-fn choose(node: &EngineView, in_pod: bool) -> Choice {
+fn choose(node: &EngineView, spec_dir: &Path, in_pod: bool) -> Choice {
     use DeviceListStrategy::{CdiCri, Envvar};
     let (strategy, why) = match (&node.engine, node.installed.first()) {
         (Some(engine @ NodeEngine::Crio(status)), _) if status.active => (
@@ -226,15 +326,15 @@ fn choose(node: &EngineView, in_pod: bool) -> Choice {
     Choice {
         strategies: vec![strategy],
         why,
-        is_provisional: node.engine.is_none(),
-        without_cdi: why_without_cdi(node),
-        without_hook: why_without_hook(node),
+        ..undecided(node, spec_dir)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cdi_specs::DIR;
+    use engines::node::CdiSpecs;
     use engines::status::{EngineStatus, Started};
 
     #[test]
@@ -272,9 +372,7 @@ mod tests {
                 "CRI-O does not start the hook: no hook file",
             ),
             (
-                Some(NodeEngine::Containerd {
-                    cdi_disabled: false,
-                }),
+                Some(NodeEngine::Containerd),
                 true,
                 "cdi-cri",
                 "containerd does not read hook files",
@@ -292,12 +390,13 @@ mod tests {
             let node = EngineView {
                 engine,
                 installed: if has_hook { vec![file.clone()] } else { vec![] },
-                has_nri: false,
+                ..EngineView::default()
             };
-            let choice = choose(&node, false);
+            let choose = |in_pod| choose(&node, Path::new(DIR), in_pod);
+            let choice = choose(false);
             assert_eq!(choice.finding(), None);
             if node != EngineView::default() {
-                assert_eq!(choose(&node, true), choice, "a pod that sees the node");
+                assert_eq!(choose(true), choice, "a pod that sees the node");
             }
             assert_eq!(choice.strategies[0].name(), strategy, "{choice}");
             assert!(choice.why.starts_with(why), "{choice}");
@@ -307,36 +406,58 @@ mod tests {
 
     #[test]
     fn a_pod_that_does_not_see_the_node() {
-        let choice = choose(&EngineView::default(), true);
+        let choice = choose(&EngineView::default(), Path::new(DIR), true);
         assert_eq!(choice.names(), ["envvar"]);
         assert!(choice.is_provisional);
     }
 
     #[test]
     fn engines_that_pass_no_cdi_devices() {
-        let choose = |engine| {
+        let choose = |engine, cdi| {
             let node = EngineView {
                 engine: Some(engine),
+                cdi,
                 ..EngineView::default()
             };
-            super::choose(&node, false)
+            super::choose(&node, Path::new(DIR), false)
         };
-        let docker = choose(NodeEngine::Docker);
+        let off = || CdiSpecs::Off("it passes no CDI devices".to_owned());
+        let docker = choose(NodeEngine::Docker, off());
         assert_eq!(
             (docker.names(), docker.finding()),
             (vec!["envvar".to_owned()], None)
         );
-        let cdi_disabled = true;
-        let finding = choose(NodeEngine::Containerd { cdi_disabled })
-            .finding()
-            .unwrap();
+        let finding = choose(NodeEngine::Containerd, off()).finding().unwrap();
         assert_eq!(finding.kind, &catalog::ENGINE_WITHOUT_CDI);
+        let dirs = |dirs: &[&str]| CdiSpecs::Dirs(dirs.iter().map(PathBuf::from).collect());
+        let elsewhere = choose(NodeEngine::Containerd, dirs(&["/etc/cdi", "/srv/cdi"]));
+        let what = elsewhere.finding().unwrap().what;
+        assert!(
+            what.contains("and not in \"/var/run/cdi\": pods start"),
+            "{what}"
+        );
+        for dir in ["/run/cdi", "/var/run/cdi/"] {
+            let choice = choose(NodeEngine::Containerd, dirs(&["/etc/cdi", dir]));
+            assert_eq!(
+                (choice.finding(), choice.unknown_cdi),
+                (None, None),
+                "{dir}"
+            );
+        }
+        let unknown = choose(NodeEngine::Containerd, CdiSpecs::Unknown("why".to_owned()));
+        assert_eq!(unknown.finding(), None);
+        assert!(
+            unknown
+                .unknown_cdi
+                .unwrap()
+                .contains("not known: why; inspect")
+        );
         let configured = Choice {
             strategies: vec![DeviceListStrategy::CdiAnnotations],
             ..docker
         };
         let what = configured.finding().unwrap().what;
-        assert!(what.contains("cri-dockerd passes no CDI devices"), "{what}");
+        assert!(what.contains("it passes no CDI devices"), "{what}");
     }
 
     #[test]
@@ -348,7 +469,8 @@ mod tests {
             ],
             ..Plugin::default()
         };
-        let choice = Chooser::new(&settings, Path::new("/missing"), Log::new()).current();
+        let choice =
+            Chooser::new(&settings, Path::new("/missing"), Path::new(DIR), Log::new()).current();
         assert_eq!(choice.to_string(), "volume-mounts, cdi-cri (configured)");
         assert!(choice.may_use_cdi());
     }

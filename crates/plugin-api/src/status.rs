@@ -184,6 +184,7 @@ impl NriStatus {
     /// Finds the NRI plugin of this host. Returns `None` if it does not run, or no engine has a socket for it.
     #[must_use]
     pub fn of_host(host: &Tree) -> Option<Self> {
+        host.locate(Path::new(NRI_SOCKET)).ok()?;
         Self::of(host, &processes::of_host(host))
     }
 

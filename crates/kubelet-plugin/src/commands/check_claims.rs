@@ -8,13 +8,14 @@ use anyhow::Result;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Tone};
+use engines::node::CdiVerdict;
 use findings::catalog;
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use plugin_api::control::{Offered, Unanswered};
 use serde::Serialize;
 
 use super::ask::{Answer, ask};
-use super::delivery::spec_problem;
+use super::delivery::{spec_dir, spec_problem};
 use super::mps_report;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::dra::DriverOptions;
@@ -83,7 +84,8 @@ pub async fn check(
         specs(&devices, &owner)
     };
     let api = probe(&options, slices_of).await;
-    let engine = strategy::claims_finding(&settings.kubelet_dir);
+    let cdi = strategy::claims_verdict(&settings.kubelet_dir, &spec_dir(offered));
+    let engine = strategy::claims_finding(&cdi);
     let mut entries: Vec<FindingEntry> = Vec::new();
     for finding in problem.iter().chain(findings).chain(&node.offer().findings) {
         entries.push(finding.into());
@@ -94,7 +96,13 @@ pub async fn check(
     let verdict = match offered {
         Ok(running) => {
             let missing = KubeletDirs::of(&settings.kubelet_dir).missing();
-            verdict(&devices, running, &api, engine.as_ref(), missing)
+            let verdict = verdict(&devices, running, &api, engine.as_ref(), missing);
+            match cdi {
+                CdiVerdict::Unknown(why) if verdict.is_start() => {
+                    Verdict::unknown(strategy::unknown_cdi(&why))
+                }
+                _ => verdict,
+            }
         }
         Err(error) => Verdict::of_unanswered(error),
     };

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cdi_spec::spec::Spec;
-use plugin_api::control::Offered;
+use plugin_api::control::{Offered, Unanswered};
 
 use super::report::Verdict;
 use crate::cdi_specs;
@@ -36,8 +36,13 @@ impl Delivery<'_> {
         }
         let strategies = &self.choice.strategies;
         if self.choice.uses_cdi() {
-            let why = spec_problem(self.running, uuids);
-            return why.map_or_else(Verdict::starts, Verdict::fails);
+            if let Some(why) = spec_problem(self.running, uuids) {
+                return Verdict::fails(why);
+            }
+            return match &self.choice.unknown_cdi {
+                Some(why) => Verdict::unknown(why),
+                None => Verdict::starts(),
+            };
         }
         if strategies.contains(&DeviceListStrategy::HostPath) {
             return of_host_path(&self.settings.plugin.host_path);
@@ -76,6 +81,17 @@ fn of_host_path(dir: &Path) -> Verdict {
         }
     }
     Verdict::fails(format!("{dir:?} (host-path) has no \"lib64/libcuda.so.1\""))
+}
+
+/// Returns the directory of our CDI specs: the one of the running plugin, or else the default.
+pub(super) fn spec_dir(offered: &Result<Offered, Unanswered>) -> PathBuf {
+    if let Ok(running) = offered
+        && let Some(spec) = &running.spec
+        && let Some(dir) = spec.parent()
+    {
+        return dir.to_owned();
+    }
+    PathBuf::from(cdi_specs::DIR)
 }
 
 /// Returns why an engine does not start a container with these devices of the running plugin, although the kubelet has them.

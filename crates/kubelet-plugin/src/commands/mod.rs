@@ -158,7 +158,9 @@ fn run_check(options: &Options, run_dir: &Path, json: bool, color: Color) -> Res
             print_report(&block_on(asked)??, json, color)
         }
         Interface::DevicePlugin => {
-            let choice = Chooser::new(&settings.plugin, &settings.kubelet_dir, Log::new()).choose();
+            let dir = delivery::spec_dir(&offered);
+            let chooser = Chooser::new(&settings.plugin, &settings.kubelet_dir, &dir, Log::new());
+            let choice = chooser.choose();
             let asked = check::check(&settings, config, &choice, &findings, &offered);
             print_report(&block_on(asked)??, json, color)
         }

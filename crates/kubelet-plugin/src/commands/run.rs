@@ -62,10 +62,15 @@ pub async fn run(
 
     let mut state = NodeState::new(&settings, &role);
     let outlets = Outlets::new(&settings, &role, &mut state, registrations.clone(), log);
-    let chooser = Arc::new(Chooser::new(&settings.plugin, &settings.kubelet_dir, log));
+    let spec_dir = match &paths.dir {
+        Some(dir) => dir,
+        None => Path::new(cdi_specs::DIR),
+    };
+    let chooser = Chooser::new(&settings.plugin, &settings.kubelet_dir, spec_dir, log);
+    let chooser = Arc::new(chooser);
     let kinds = cdi_kinds(&role, &paths, &chooser, nri.is_some());
     remove_unused_specs(&kinds, log);
-    note_engine_of_claims(&settings, &role, log);
+    note_engine_of_claims(&settings, &role, spec_dir, log);
 
     let specs = Specs::new(&settings, &role, &kinds, &paths, &chooser, log);
     let shared = specs.of(DEVICE_PLUGIN);
@@ -80,6 +85,7 @@ pub async fn run(
     let claims = claims(&settings, &outlets, &specs, keeper, &stopping);
     let end = ended(signals, claims.is_some(), stopping);
     let claims = claims.map(|(options, pool)| dra::serve(options, pool, log));
+    let follows = matches!(role, Role::DevicePlugin(_)).then(|| Arc::clone(&chooser).follow());
     let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser, shared);
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
@@ -98,6 +104,7 @@ pub async fn run(
         },
         () = serve(claims) => Ok(ExitCode::SUCCESS),
         never = serve(engine) => match never {},
+        never = serve(follows) => match never {},
         never = serve(metrics) => match never {},
         result = serve(control) => result,
         error = supervisor::supervise(monitor, updates) => Err(error),
@@ -115,9 +122,10 @@ fn signals_of_the_end() -> Result<[Signal; 2]> {
 }
 
 /// Logs why claims would get no GPU with the engine of this node.
-fn note_engine_of_claims(settings: &Settings, role: &Role, log: Log) {
+fn note_engine_of_claims(settings: &Settings, role: &Role, spec_dir: &Path, log: Log) {
     if let Role::Claims(_) = role
-        && let Some(finding) = strategy::claims_finding(&settings.kubelet_dir)
+        && let verdict = strategy::claims_verdict(&settings.kubelet_dir, spec_dir)
+        && let Some(finding) = strategy::claims_finding(&verdict)
     {
         log.finding(&finding);
     }

@@ -155,8 +155,8 @@ fn check_shows_the_health_that_the_kubelet_has() {
         "{text}"
     );
     assert!(
-        text.ends_with("\na pod that requests a GPU would start\n"),
-        "{text}"
+        text.contains("\na pod that requests a GPU may or may not start: whether the engine reads CDI specs is not known: "),
+        "this machine has no engine: {text}"
     );
     node.fake.event("xid 1 79");
     node.wait("the unhealthy GPU", AT_ONCE, GPU, 2, 4);
@@ -178,11 +178,7 @@ fn check_shows_the_health_that_the_kubelet_has() {
         (Some(1), &true.into()),
         "{json}"
     );
-    assert_eq!(
-        json["verdict"],
-        serde_json::json!({"starts": true}),
-        "{json}"
-    );
+    assert!(document["verdict"]["starts"].is_null(), "{document}");
     let resource = &json["resources"][0];
     assert_eq!(resource["registered"], true, "{json}");
     assert_eq!(

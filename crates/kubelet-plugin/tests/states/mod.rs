@@ -129,7 +129,7 @@ fn is_unknowable(state: &State) -> bool {
     let by_variable =
         options.any(|option| option.contains("envvar") || option.contains("volume-mounts"));
     if state.pod != Pod::No {
-        return state.options.is_empty();
+        return !by_variable;
     }
     match state.engine {
         _ if state.after.contains("[[[") => true,

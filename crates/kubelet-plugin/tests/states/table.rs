@@ -28,13 +28,16 @@ impl Engine {
         };
         let more = match self {
             Self::ContainerdWithoutCdi => {
-                "mkdir -p /etc/containerd; echo 'enable_cdi = false' >/etc/containerd/config.toml;"
+                "mkdir -p /etc/containerd; printf 'version = 2\\n[plugins.\"io.containerd.grpc.v1.cri\"]\\nenable_cdi = false\\n' >/etc/containerd/config.toml;"
+            }
+            Self::Containerd => {
+                "printf '#!/bin/sh\\necho containerd github.com/containerd/containerd/v2 v2.1.4 x\\n' >/usr/bin/containerd; chmod 755 /usr/bin/containerd;"
             }
             // The plugin judges hook files as a CRI-O does whose program exists.
             Self::Crio => {
                 "printf '#!/bin/sh\\necho crio version 1.37.0\\n' >/usr/bin/crio; chmod 755 /usr/bin/crio; cp \"$hooks/oci-nvidia-hook.json\" /usr/share/containers/oci/hooks.d;"
             }
-            Self::Containerd | Self::Docker | Self::CrioWithoutHook => "",
+            Self::Docker | Self::CrioWithoutHook => "",
         };
         format!(
             "echo 'containerRuntimeEndpoint: unix://{socket}' >\"$kubelet/config.yaml\"; {more}"
