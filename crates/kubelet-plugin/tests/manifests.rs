@@ -16,10 +16,10 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, ResourceQuota, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::node::v1::RuntimeClass;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimTemplate,
 };
@@ -185,6 +185,8 @@ fn every_overlay_has_the_types_of_the_api() {
                             .unwrap(),
                     );
                 }
+                "ResourceQuota" => drop(typed::<ResourceQuota>(&object)),
+                "RoleBinding" => drop(typed::<RoleBinding>(&object)),
                 "RuntimeClass" => drop(typed::<RuntimeClass>(&object)),
                 "ServiceAccount" => drop(typed::<ServiceAccount>(&object)),
                 "ValidatingAdmissionPolicy" => drop(typed::<ValidatingAdmissionPolicy>(&object)),
@@ -195,6 +197,241 @@ fn every_overlay_has_the_types_of_the_api() {
             }
         }
     }
+}
+
+/// What a distribution of Kubernetes has that decides about our objects, from its documents.
+struct Distribution {
+    name: &'static str,
+    /// The overlays that the documents name for it
+    overlays: &'static [&'static str],
+    /// The labels of a node with a GPU
+    node: &'static [(&'static str, &'static str)],
+    /// The runtime handlers of its engine
+    handlers: &'static [&'static str],
+    /// The handler of a RuntimeClass "nvidia" that it creates, and which is immutable
+    own_class: Option<&'static str>,
+    /// Pods of critical priority classes need a quota with that scope, apart from kube-system.
+    needs_quota: bool,
+    /// Pods with directories of the host need the use of a security context constraint.
+    needs_scc: bool,
+}
+
+const DISTRIBUTIONS: &[Distribution] = &[
+    Distribution {
+        name: "kubeadm with containerd",
+        overlays: &["image-nodes", "rpm-nodes", "field-labels", "locked"],
+        node: &[("nvidia.com/gpu", "true")],
+        handlers: &["runc"],
+        own_class: None,
+        needs_quota: false,
+        needs_scc: false,
+    },
+    Distribution {
+        name: "CRI-O with its default runtime, and NVIDIA's operator",
+        overlays: &["image-nodes", "crun-nodes"],
+        node: &[("nvidia.com/gpu.present", "true")],
+        handlers: &["crun"],
+        own_class: None,
+        needs_quota: false,
+        needs_scc: false,
+    },
+    Distribution {
+        name: "kubespray",
+        overlays: &["kubespray"],
+        node: &[("nvidia.com/gpu", "true")],
+        handlers: &["runc"],
+        own_class: None,
+        needs_quota: false,
+        needs_scc: false,
+    },
+    Distribution {
+        name: "K3s, RKE2, with Node Feature Discovery",
+        overlays: &["image-nodes"],
+        node: &[("feature.node.kubernetes.io/pci-0302_10de.present", "true")],
+        handlers: &["runc", "nvidia"],
+        own_class: Some("nvidia"),
+        needs_quota: false,
+        needs_scc: false,
+    },
+    Distribution {
+        name: "GKE",
+        overlays: &["gke-layout"],
+        node: &[("feature.node.kubernetes.io/pci-10de.present", "true")],
+        handlers: &["runc"],
+        own_class: None,
+        needs_quota: true,
+        needs_scc: false,
+    },
+    Distribution {
+        name: "OpenShift, MicroShift",
+        overlays: &["openshift"],
+        node: &[("feature.node.kubernetes.io/pci-10de.present", "true")],
+        handlers: &["crun", "runc"],
+        own_class: None,
+        needs_quota: false,
+        needs_scc: true,
+    },
+];
+
+impl Distribution {
+    fn admits(&self, object: &Value, all: &[Value]) -> Result<(), String> {
+        let namespace = &object["metadata"]["namespace"];
+        match object["kind"].as_str().unwrap() {
+            "RuntimeClass" => {
+                let handler = object["handler"].as_str().unwrap();
+                check(
+                    self.handlers.contains(&handler),
+                    "failed to find runtime handler",
+                )?;
+                let is_same = self.own_class.is_none_or(|own| own == handler);
+                check(is_same, "field is immutable")
+            }
+            "DaemonSet" => {
+                let spec = &object["spec"]["template"]["spec"];
+                let terms = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+                let terms = list(terms, "nodeSelectorTerms");
+                let selected = terms.iter().any(|term| self.is_selected(term));
+                check(selected, "no node is selected")?;
+                let priority = spec["priorityClassName"].as_str().unwrap();
+                let is_critical = priority.starts_with("system-") && *namespace != "kube-system";
+                let mut quotas = all.iter().filter(|other| {
+                    other["kind"] == "ResourceQuota" && other["metadata"]["namespace"] == *namespace
+                });
+                let has_quota = quotas.any(|quota| {
+                    let scope = &list(&quota["spec"]["scopeSelector"], "matchExpressions")[0];
+                    scope["scopeName"] == "PriorityClass"
+                        && list(scope, "values").iter().any(|value| value == priority)
+                });
+                let needs_quota = self.needs_quota && is_critical;
+                check(
+                    !needs_quota || has_quota,
+                    "insufficient quota to match these scopes",
+                )?;
+                let has_host_path = list(spec, "volumes")
+                    .iter()
+                    .any(|volume| !volume["hostPath"].is_null());
+                let may_use = all.iter().any(|other| {
+                    other["kind"] == "RoleBinding"
+                        && other["metadata"]["namespace"] == *namespace
+                        && other["roleRef"]["name"] == "system:openshift:scc:privileged"
+                        && other["subjects"][0]["name"] == spec["serviceAccountName"]
+                });
+                let needs_scc = self.needs_scc && has_host_path;
+                check(
+                    !needs_scc || may_use,
+                    "unable to validate against any security context constraint",
+                )?;
+                let labels = all.iter().find(|other| other["kind"] == "Namespace");
+                let level = labels.map(
+                    |other| &other["metadata"]["labels"]["pod-security.kubernetes.io/enforce"],
+                );
+                check(
+                    level.is_none_or(|level| level == "privileged"),
+                    "violates PodSecurity",
+                )
+            }
+            "Pod" => Err("a pod that nobody has asked for, which keeps a GPU".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_selected(&self, term: &Value) -> bool {
+        let mut expressions = list(term, "matchExpressions").iter();
+        expressions.all(|expression| {
+            let label = self
+                .node
+                .iter()
+                .find(|(name, _)| expression["key"] == **name);
+            let Some((_, value)) = label else {
+                return false;
+            };
+            expression["operator"] == "Exists"
+                || list(expression, "values")
+                    .iter()
+                    .any(|known| known == value)
+        })
+    }
+}
+
+fn check(holds: bool, error: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(error.to_owned()) }
+}
+
+/// Each overlay is admitted by the distributions for which the documents name it, and starts there.
+#[test]
+fn distributions_admit_the_overlays() {
+    let mut checked = BTreeSet::from(["claims-service-account"]);
+    for distribution in DISTRIBUTIONS {
+        for overlay in distribution.overlays {
+            let objects = render(&top().join("overlays").join(overlay));
+            for object in &objects {
+                let admitted = distribution.admits(object, &objects);
+                assert_eq!(
+                    admitted,
+                    Ok(()),
+                    "{}, {overlay}: {object:#}",
+                    distribution.name
+                );
+            }
+            checked.insert(overlay);
+        }
+    }
+    for entry in std::fs::read_dir(top().join("overlays")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(checked.contains(&*name), "{name}");
+    }
+}
+
+/// The requests that the driver makes, which `refusals_of_every_request` in dra.rs refuses one after the other.
+#[test]
+fn the_role_has_the_verbs_that_are_used() {
+    let objects = render(&top().join("overlays/claims-service-account"));
+    let role = objects
+        .iter()
+        .find(|object| object["kind"] == "ClusterRole");
+    let mut found = BTreeSet::new();
+    for rule in list(role.unwrap(), "rules") {
+        for verb in list(rule, "verbs") {
+            let resource = rule["resources"][0].as_str().unwrap();
+            found.insert(format!("{} {resource}", verb.as_str().unwrap()));
+        }
+    }
+    let expected = [
+        "list resourceslices",
+        "watch resourceslices",
+        "create resourceslices",
+        "update resourceslices",
+        "delete resourceslices",
+        "get resourceclaims",
+        "get nodes",
+    ];
+    assert_eq!(found, expected.map(str::to_owned).into());
+}
+
+/// The labels of the target are those of the plugin's pod.
+#[test]
+fn the_pod_monitor_keeps_the_labels_of_the_metrics() {
+    let monitor = documents(&top().join("monitoring/pod-monitor.yaml")).remove(0);
+    let objects = render(&top().join("overlays/image-nodes"));
+    let set = objects
+        .iter()
+        .find(|object| object["kind"] == "DaemonSet")
+        .unwrap();
+    let pod = &set["spec"]["template"];
+    let labels = &monitor["spec"]["selector"]["matchLabels"];
+    for (name, value) in labels.as_object().unwrap() {
+        assert_eq!(pod["metadata"]["labels"][name], *value);
+    }
+    assert_eq!(
+        monitor["metadata"]["namespace"],
+        set["metadata"]["namespace"]
+    );
+    let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
+    assert_eq!(
+        endpoint["port"],
+        pod["spec"]["containers"][0]["ports"][0]["name"]
+    );
+    assert_eq!(endpoint["honorLabels"], true);
 }
 
 #[test]
@@ -529,7 +766,9 @@ fn commands_of_the_page() {
     for line in lines {
         let words: Vec<&str> = line.split(' ').collect();
         match *words {
-            ["kubectl", "apply", "-k", dir] => drop(render(&top().join("../..").join(dir))),
+            ["kubectl", "apply" | "delete", "-k", dir] => {
+                drop(render(&top().join("../..").join(dir)))
+            }
             ["kubectl", "logs", pod] => {
                 assert!(is_sample(pod.strip_prefix("pod/").unwrap()), "{line}")
             }

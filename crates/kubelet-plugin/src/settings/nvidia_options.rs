@@ -130,7 +130,8 @@ options! {
     switch "FAIL_ON_INIT_ERROR" "failOnInitError" ["fail-on-init-error"] Nothing;
     // MPS itself is a section of the configuration file.
     option "MPS_ROOT" "mpsRoot" ["mps-root"] Nothing;
-    switch "USE_NODE_FEATURE_API" "useNodeFeatureAPI" ["use-node-feature-api"] Nothing;
+    switch "USE_NODE_FEATURE_API" "useNodeFeatureAPI" ["use-node-feature-api"]
+        Other { harmless: OFF, why: "the labels are in a file, which Node Feature Discovery reads" };
     option "DEVICE_DISCOVERY_STRATEGY" "deviceDiscoveryStrategy" ["device-discovery-strategy"]
         Other { harmless: &["auto", "nvml"], why: "devices are always discovered with NVML" };
     option "DRIVER_ROOT_CTR_PATH" "plugin.containerDriverRoot" ["container-driver-root", "driver-root-ctr-path"]
