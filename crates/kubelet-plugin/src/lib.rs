@@ -34,6 +34,7 @@
 pub mod answer;
 pub mod cdi_specs;
 pub mod commands;
+mod dir_events;
 pub mod dra;
 pub mod kubelet;
 pub mod labels;

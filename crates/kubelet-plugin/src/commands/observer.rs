@@ -1,6 +1,6 @@
 //! Publishes what else follows from the state of the node: its labels and metrics.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nvidia_host::host::has_no_gpu;
 use nvidia_host::inventory::BusId;
@@ -15,6 +15,9 @@ use crate::node::facts::NvmlFacts;
 use crate::node::host;
 use crate::settings::Settings;
 
+/// How often the file with the labels is compared, although they have not changed.
+const LABELS_PERIOD: Duration = Duration::from_secs(10);
+
 /// The labels and the values for metrics.
 #[derive(Debug)]
 pub struct Observer {
@@ -26,6 +29,8 @@ pub struct Observer {
     addresses: Vec<BusId>,
     /// `None` if no labels are wanted
     file: Option<File>,
+    /// The labels that were written last, and when
+    written: Option<(Vec<String>, Instant)>,
     log: Log,
 }
 
@@ -49,6 +54,7 @@ impl Observer {
             },
             addresses: Vec::new(),
             file: (plugin.labels != Some(false)).then_some(file),
+            written: None,
             log,
         }
     }
@@ -92,7 +98,14 @@ impl Observer {
             node.limits(),
             &self.host,
         );
+        if let Some((written, when)) = &self.written
+            && *written == lines
+            && when.elapsed() < LABELS_PERIOD
+        {
+            return;
+        }
         file.update(&lines)
             .unwrap_or_else(|error| self.log.note(&error));
+        self.written = Some((lines, Instant::now()));
     }
 }

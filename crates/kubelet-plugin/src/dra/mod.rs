@@ -44,8 +44,9 @@ use std::time::Duration;
 use anyhow::Result;
 use base::report::Finding;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
+use crate::dir_events::DirEvents;
 use crate::kubelet::kept::Keeper;
 use crate::kubelet::socket::{KubeletDirs, SocketId};
 use crate::log::Log;
@@ -58,7 +59,7 @@ use pool::Pool;
 use publisher::Publisher;
 use sockets::Sockets;
 
-/// How often our sockets are inspected. The kubelet finds a new one by itself.
+/// How often our sockets are inspected if their directories cannot be watched. The kubelet finds a new one by itself.
 const INSPECTION: Duration = Duration::from_secs(1);
 /// How long the kubelet may take to register the driver before the absence of its sockets is reported.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -239,9 +240,15 @@ async fn watch_over(
     registered.mark_changed();
     let mut patience = pin!(sleep(PATIENCE));
     let mut is_patient = true;
+    let events = DirEvents::new();
     loop {
+        let mut are_watched = true;
+        for dir in sockets.dirs() {
+            are_watched &= events.add(&dir);
+        }
+        let inspection = if are_watched { SEARCH } else { INSPECTION };
         tokio::select! {
-            () = sleep(INSPECTION) => {}
+            _ = timeout(inspection, events.next()) => {}
             () = &mut patience, if is_patient => {
                 is_patient = false;
                 if let Some(missing) = KubeletDirs::of(&options.kubelet_dir).missing()

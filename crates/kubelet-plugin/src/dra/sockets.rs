@@ -115,6 +115,16 @@ impl Sockets {
         self.introduction.socket.exists() && self.services.socket.exists()
     }
 
+    /// Returns the directories of the sockets.
+    pub(super) fn dirs(&self) -> Vec<PathBuf> {
+        let paths = [self.introduction.socket.path(), self.services.socket.path()];
+        let mut dirs = Vec::new();
+        for path in paths {
+            dirs.extend(path.parent().map(Path::to_owned));
+        }
+        dirs
+    }
+
     /// Returns the identities of the sockets.
     pub(super) fn ids(&self) -> Vec<SocketId> {
         vec![self.introduction.socket.id(), self.services.socket.id()]

@@ -209,6 +209,11 @@ impl KeptSocket {
         self.bound.exists()
     }
 
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the identity of the file.
     pub(crate) const fn id(&self) -> SocketId {
         self.bound.id()

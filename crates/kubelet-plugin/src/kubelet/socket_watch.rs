@@ -3,16 +3,14 @@
 //! The events of inotify show each change of a directory. A directory that cannot be watched, for example because it does not exist, is
 //! inspected every second instead.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::socket::{self, KubeletDirs, SocketId};
+use crate::dir_events::DirEvents;
 
 /// How often a directory is inspected that cannot be watched.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -65,48 +63,6 @@ pub(super) async fn watch(dir: &Path, dirs: &KubeletDirs, sockets: &watch::Sende
         };
         if timeout(interval, events.next()).await.is_ok() {
             sleep(PAUSE).await;
-        }
-    }
-}
-
-/// The events of directories: files that are created, moved or removed. None if the kernel provides no instance of inotify.
-#[derive(Debug)]
-pub(crate) struct DirEvents(Option<AsyncFd<OwnedFd>>);
-
-impl DirEvents {
-    pub(crate) fn new() -> Self {
-        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
-        #[allow(
-            deprecated,
-            reason = "sound for an OwnedFd, and its replacement is unsafe"
-        )]
-        Self(fd.and_then(|fd| AsyncFd::new(fd).ok()))
-    }
-
-    /// Watches a directory, and reports whether that is possible. The kernel keeps one watch for a directory, however often it is added:
-    /// inotify_add_watch(2) modifies the watch of the inode.
-    pub(crate) fn add(&self, dir: &Path) -> bool {
-        let Some(fd) = &self.0 else { return false };
-        let flags = WatchFlags::CREATE
-            | WatchFlags::MOVED_FROM
-            | WatchFlags::MOVED_TO
-            | WatchFlags::DELETE
-            | WatchFlags::DELETE_SELF
-            | WatchFlags::MOVE_SELF
-            | WatchFlags::ONLYDIR;
-        inotify::add_watch(fd, dir, flags).is_ok()
-    }
-
-    /// Waits for events, and takes all of them.
-    pub(crate) async fn next(&self) {
-        let Some(fd) = &self.0 else {
-            return std::future::pending().await;
-        };
-        if let Ok(mut guard) = fd.readable().await {
-            let mut buffer = [0; 4096];
-            // The content does not matter: the directory is inspected after any event.
-            while rustix::io::read(fd, &mut buffer).is_ok_and(|length| length > 0) {}
-            guard.clear_ready();
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Follows the limits of `[devices]` in config.toml while the plugin runs.
 //!
-//! The files are polled: that costs a few stat(2) calls, and also finds files that are replaced, that appear later, or that are links to
-//! another directory. A file that is being written may be valid and lack its limits, so a new state is used only when it has lasted.
+//! The directories are watched, and the files are also examined every ten seconds: that finds files that are links to another directory. A file that is being written may be valid and lack its limits, so a new state is used only when it has lasted.
 //! Whatever cannot be read, or is lost, keeps the limits that are in force: only a valid configuration changes what the node offers.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use base::report::{Finding, failure, line};
 use findings::catalog;
 use nvidia_host::config::{self, Config, FileStates, Limits};
 
-/// The time between two polls.
+/// The time between two polls after a change.
 pub const PERIOD: Duration = Duration::from_secs(2);
 /// How long the files must have been the same before they are read. Programs that truncate a file write it at once.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -68,6 +67,19 @@ impl Follower {
             seen: None,
             held: None,
         }
+    }
+
+    /// Returns the directories of the files.
+    #[must_use]
+    pub fn dirs(&self) -> Vec<PathBuf> {
+        self.accepted.dirs()
+    }
+
+    /// Reports whether the files must be examined again soon: they were not read since they changed, or reading them failed.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        let seen = self.seen.as_ref().map(|(seen, _)| seen);
+        !self.is_started || self.held.is_some() || seen != Some(&self.accepted)
     }
 
     /// Examines the files, and reads them if that is due. The limits are read as for the hook and for the NRI plugin.

@@ -178,7 +178,7 @@ fn check_shows_the_health_that_the_kubelet_has() {
         (Some(1), &true.into()),
         "{json}"
     );
-    assert!(document["verdict"]["starts"].is_null(), "{document}");
+    assert!(json["verdict"]["starts"].is_null(), "{json}");
     let resource = &json["resources"][0];
     assert_eq!(resource["registered"], true, "{json}");
     assert_eq!(

@@ -41,6 +41,14 @@ impl FileStates {
         }
     }
 
+    /// Returns the directories of the files, which may not exist.
+    #[must_use]
+    pub fn dirs(&self) -> Vec<PathBuf> {
+        let mut dirs = vec![self.dir.clone()];
+        dirs.extend(self.main.parent().map(Path::to_owned));
+        dirs
+    }
+
     /// Returns what is lost since an earlier state: config.toml is missing, or a file is empty that had content, or nothing is left. A
     /// removed drop-in file is not lost.
     #[must_use]

@@ -20,9 +20,11 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use nvidia_host::config::Limits;
+use nvidia_host::mps;
 
 use super::control::ControlCommand;
 use crate::cdi_specs::{Devices, VendorSpecs};
+use crate::dir_events::DirEvents;
 use crate::log::Log;
 use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
@@ -30,10 +32,10 @@ use crate::node::gpus::mig_uuids;
 use crate::settings::Settings;
 use crate::settings::follow::{self, Follower, SettingsChange, Valid};
 use outlets::Outlets;
-use specs::{EXISTENCE_PERIOD, REFRESH_PERIOD, Specs, refresh_host_spec};
+use specs::{REFRESH_PERIOD, Specs, refresh_host_spec};
 use state::NodeState;
 
-/// The time between two looks at the MPS daemons. No event of a directory shows that a daemon's supervisor was killed.
+/// The time between two looks at the MPS daemons, if there are any. No event of a directory shows that a daemon's supervisor was killed.
 const MPS_PERIOD: Duration = Duration::from_secs(1);
 
 /// Publishes each change of the node.
@@ -94,8 +96,7 @@ impl Agent {
         let mut mps_period = interval(MPS_PERIOD);
         mps_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut spec_period = interval(REFRESH_PERIOD);
-        let mut existence_period = interval(EXISTENCE_PERIOD);
-        existence_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let events = DirEvents::new();
         let mut follow_period = interval(follow::PERIOD);
         follow_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -112,25 +113,30 @@ impl Agent {
                     self.outlets.handle(command, &mut self.state, &self.specs);
                 }
                 snapshot = devices_ready(&mut self.pending) => self.state.set_devices(&snapshot),
-                _ = follow_period.tick() => match self.follower.poll(Instant::now()) {
-                    Some(change) => self.apply_change(change),
-                    None => continue,
-                },
-                _ = mps_period.tick() => {
+                _ = follow_period.tick(), if self.follower.is_waiting() => {
+                    if !self.follow_settings() {
+                        continue;
+                    }
+                }
+                _ = mps_period.tick(), if !self.state.node.mps().daemons.is_empty() => {
                     if !self.follow_mps_daemons() {
                         continue;
                     }
                 }
+                () = events.next() => {
+                    self.watch(&events);
+                    if !self.inspect_dirs() {
+                        continue;
+                    }
+                }
                 _ = spec_period.tick() => {
+                    // A directory that appears, or that a link names, causes no event.
+                    self.watch(&events);
+                    self.inspect_dirs();
                     if self.state.is_unanswered {
                         self.list_kernel_gpus();
                     } else {
                         self.specs.update(&mut self.state.node, VendorSpecs::refresh);
-                    }
-                }
-                _ = existence_period.tick() => {
-                    if !self.specs.restore(&mut self.state.node) {
-                        continue;
                     }
                 }
                 () = at(next_tick), if next_tick.is_some() => {}
@@ -140,6 +146,34 @@ impl Agent {
             self.state.end_wait(self.pending.is_some());
             self.outlets.publish(&self.state, &self.specs);
         }
+    }
+
+    /// Watches the directories of what the agent follows.
+    fn watch(&self, events: &DirEvents) {
+        let mut dirs = self.follower.dirs();
+        dirs.extend(self.specs.dirs());
+        dirs.push(mps::DIRECTORY.into());
+        for dir in dirs {
+            events.add(&dir);
+        }
+    }
+
+    /// Inspects what is in these directories, and returns whether anything has changed.
+    fn inspect_dirs(&mut self) -> bool {
+        let has_settings = self.follow_settings();
+        let has_daemons = self.follow_mps_daemons();
+        let has_specs = self.specs.restore(&mut self.state.node);
+        has_settings || has_daemons || has_specs
+    }
+
+    /// Applies a change of the settings, and returns whether there was one.
+    fn follow_settings(&mut self) -> bool {
+        let change = self.follower.poll(Instant::now());
+        let is_changed = change.is_some();
+        if let Some(change) = change {
+            self.apply_change(change);
+        }
+        is_changed
     }
 
     /// Uses the GPUs that the kernel lists, until NVML answers. The kernel knows the UUID of a GPU

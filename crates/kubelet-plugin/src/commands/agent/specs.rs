@@ -27,8 +27,6 @@ const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two checks of the plugin's own CDI specs: files of the driver, sockets of its
 /// services and devices next to the GPUs can appear at any time.
 pub const REFRESH_PERIOD: Duration = Duration::from_secs(10);
-/// How often lost specs are written again: a container that starts in this time fails.
-pub const EXISTENCE_PERIOD: Duration = Duration::from_secs(1);
 
 /// The CDI specs of the process.
 #[derive(Debug)]
@@ -114,6 +112,15 @@ impl Specs {
     pub fn file(&self) -> Option<PathBuf> {
         let (_, specs) = self.vendors.first()?;
         Some(specs.lock().path().to_owned())
+    }
+
+    /// Returns the directories of the specs.
+    pub fn dirs(&self) -> Vec<PathBuf> {
+        let mut dirs = Vec::new();
+        for (_, specs) in &self.vendors {
+            dirs.extend(specs.lock().path().parent().map(Path::to_owned));
+        }
+        dirs
     }
 
     /// Writes the specs again that another program has removed or replaced. Returns whether there was one.
