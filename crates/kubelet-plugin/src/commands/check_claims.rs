@@ -104,6 +104,7 @@ pub async fn check(
                 _ => verdict,
             }
         }
+        Err(Unanswered::NotRunning) => Verdict::fails("no driver for claims runs on this host"),
         Err(error) => Verdict::of_unanswered(error),
     };
     let document = ClaimsDocument {

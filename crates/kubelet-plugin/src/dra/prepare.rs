@@ -174,7 +174,9 @@ fn device<'k>(
     // An engine that does not find the CDI device starts no container, and does not know the reason.
     if !known.pool.in_spec.contains(&device.uuid) {
         let unanswered = known.pool.unanswered.as_deref();
-        let why = unanswered.unwrap_or("the CDI spec of the node does not have the device");
+        // A GPU that is lost is not in the spec either.
+        let why = unanswered.or(device.unhealthy.as_deref());
+        let why = why.unwrap_or("the CDI spec of the node does not have the device");
         return Err(Cause::not_now(why));
     }
     if let Some(why) = &device.unhealthy

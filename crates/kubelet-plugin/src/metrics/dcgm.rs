@@ -177,18 +177,43 @@ fn all_labels(
     let labels = labels(facts, device, version);
     let containers = holders.get(device.uuid).map_or(&[][..], Vec::as_slice);
     let is_per_container = facts.names.contains(&MetricsNames::DcgmPerContainer);
-    if containers.is_empty() || containers.len() > 1 && !is_per_container {
+    if !is_per_container {
+        let mut labels = labels;
+        labels.extend(common(containers));
+        return vec![labels];
+    }
+    if containers.is_empty() {
         return vec![labels];
     }
     let mut all = Vec::new();
     for container in containers {
         let mut labels = labels.clone();
-        labels.push(("container", container.name.clone()));
-        labels.push(("namespace", container.namespace.clone()));
-        labels.push(("pod", container.pod.clone()));
+        labels.extend(common(&[container]));
         all.push(labels);
     }
     all
+}
+
+/// Returns the labels on which all containers agree: those of one pod have its name.
+fn common(containers: &[&PodContainer]) -> Labels {
+    let Some((first, others)) = containers.split_first() else {
+        return Labels::new();
+    };
+    let is_namespace = others
+        .iter()
+        .all(|other| other.namespace == first.namespace);
+    let is_pod = is_namespace && others.iter().all(|other| other.pod == first.pod);
+    let mut labels = Labels::new();
+    if others.is_empty() {
+        labels.push(("container", first.name.clone()));
+    }
+    if is_namespace {
+        labels.push(("namespace", first.namespace.clone()));
+    }
+    if is_pod {
+        labels.push(("pod", first.pod.clone()));
+    }
+    labels
 }
 
 fn labels(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Labels {

@@ -390,6 +390,47 @@ fn a_histogram_of_all_answers() {
     );
 }
 
+/// Two containers of one pod, and then a pod of the namespace and one of another one.
+#[test]
+fn labels_on_which_the_containers_of_a_gpu_agree() {
+    let resource = "nvidia.com/gpu";
+    let holder = |namespace: &str, pod: &str, name: &str| PodContainer {
+        namespace: namespace.to_owned(),
+        pod: pod.to_owned(),
+        ..container(name, &[(resource, &["GPU-0::0"])])
+    };
+    let mut facts = facts();
+    facts.names = vec![MetricsNames::Dcgm];
+    for (added, expected) in [
+        (
+            holder("team", "train", "a"),
+            &["container", "namespace", "pod"][..],
+        ),
+        (holder("team", "train", "b"), &["namespace", "pod"]),
+        (holder("team", "other", "c"), &["namespace"]),
+        (holder("ops", "train", "d"), &[]),
+    ] {
+        facts.containers.push(added);
+        let mut all = Series::new();
+        crate::metrics::dcgm::extend(&facts, &mut all);
+        let is_xid = |metric: &&Metric| metric.name == "DCGM_FI_DEV_XID_ERRORS";
+        let series = &all[all.keys().find(is_xid).unwrap()];
+        let is_gpu = |labels: &&Labels| labels.contains(&("UUID", "GPU-0".to_owned()));
+        let labels = series
+            .iter()
+            .map(|(labels, _)| labels)
+            .find(is_gpu)
+            .unwrap();
+        let mut found = Vec::new();
+        for (name, _) in labels {
+            if ["container", "namespace", "pod"].contains(name) {
+                found.push(*name);
+            }
+        }
+        assert_eq!(found, expected, "{labels:?}");
+    }
+}
+
 /// NVIDIA's exporter counts a shared GPU once, unless KUBERNETES_VIRTUAL_GPUS is set.
 #[test]
 fn a_shared_gpu_in_sums() {
