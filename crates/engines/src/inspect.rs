@@ -56,7 +56,7 @@ pub struct Engine {
 
 /// Inspects all engines; with a user, also Podman of that user.
 pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
-    let mut versions = Versions::default();
+    let mut versions = Versions::stored();
     let mut engines = Vec::new();
     for kind in kinds(user) {
         engines.push(inspect_engine(host, kind, &mut versions));
@@ -300,7 +300,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// For commands that run at each boot and change of the driver: running Podman for its version takes ten times as long as the rest.
+    /// Uses the versions that earlier commands stored: running Podman for its version takes ten times as long as the rest of a command.
     pub fn stored() -> Self {
         Self {
             stored: RunDir::open().ok(),
