@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -157,6 +157,60 @@ pub(crate) fn group(readers: Vec<(SpecReader, Vec<PathBuf>)>) -> Vec<View> {
         }
     }
     views
+}
+
+/// Where the engine of a node searches for CDI specs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CdiSpecs {
+    /// In these directories
+    Dirs(Vec<PathBuf>),
+    /// Nowhere, for this reason
+    Off(String),
+    /// It is not known, for this reason.
+    Unknown(String),
+}
+
+impl Default for CdiSpecs {
+    fn default() -> Self {
+        Self::Unknown("the engine of the node is not known".to_owned())
+    }
+}
+
+/// Whether containers get the CDI devices of a spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CdiVerdict {
+    /// They do.
+    Given,
+    /// They do not, for this reason.
+    Dropped(String),
+    /// It is not known, for this reason.
+    Unknown(String),
+}
+
+impl CdiSpecs {
+    /// Decides whether containers get the devices of the specs in this directory.
+    #[must_use]
+    pub fn verdict(&self, ours: &Path) -> CdiVerdict {
+        match self {
+            Self::Off(why) => CdiVerdict::Dropped(why.clone()),
+            Self::Unknown(why) => CdiVerdict::Unknown(why.clone()),
+            Self::Dirs(dirs) if dirs.iter().any(|dir| plain(dir) == plain(ours)) => {
+                CdiVerdict::Given
+            }
+            Self::Dirs(dirs) => CdiVerdict::Dropped(format!(
+                "the engine reads CDI specs in {dirs:?} (cdi_spec_dirs), and not in {ours:?}"
+            )),
+        }
+    }
+}
+
+/// Returns the path of a directory for comparison: `/var/run` is a link to `/run`.
+pub(crate) fn plain(dir: &Path) -> PathBuf {
+    let dir: PathBuf = dir.components().collect();
+    match dir.strip_prefix("/var/run") {
+        Ok(rest) => Path::new("/run").join(rest),
+        Err(_) => dir,
+    }
 }
 
 #[cfg(test)]

@@ -11,9 +11,8 @@ use base::tree::{Tree, is_missing};
 use toml::de::{DeTable, DeValue};
 
 use super::Version;
-use super::cdi::DEFAULT_DIRS;
+use super::cdi::{CdiSpecs, DEFAULT_DIRS};
 use super::inspect::Versions;
-use super::node::CdiSpecs;
 
 /// The socket of a containerd without another address.
 const SOCKET: &str = "/run/containerd/containerd.sock";

@@ -10,7 +10,8 @@ use base::paths::HostPath;
 use base::report::Finding;
 use base::sys::file_id::FileId;
 use base::tree::Tree;
-use engines::node::{CdiVerdict, EngineView, NodeEngine};
+use engines::cdi::CdiVerdict;
+use engines::node::{EngineView, NodeEngine};
 use findings::catalog;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -334,7 +335,7 @@ fn choose(node: &EngineView, spec_dir: &Path, in_pod: bool) -> Choice {
 mod tests {
     use super::*;
     use crate::cdi_specs::DIR;
-    use engines::node::CdiSpecs;
+    use engines::cdi::CdiSpecs;
     use engines::status::{EngineStatus, Started};
 
     #[test]

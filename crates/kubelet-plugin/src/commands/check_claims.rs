@@ -8,7 +8,7 @@ use anyhow::Result;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Tone};
-use engines::node::CdiVerdict;
+use engines::cdi::CdiVerdict;
 use findings::catalog;
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use plugin_api::control::{Offered, Unanswered};
