@@ -18,7 +18,7 @@ use base::tree::Tree;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::driver::DriverKind;
-use nvidia_host::driver::ldcache::{Arch, Cache, CacheFormat, NewEntry, self};
+use nvidia_host::driver::ldcache::{self, Arch, Cache, CacheFormat, NewEntry};
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate;
 use nvidia_host::inventory::select::select;
