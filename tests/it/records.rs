@@ -480,7 +480,10 @@ fn a_container_of_cdi() {
         "{text}"
     );
     // Without NVML, because the host of this test has no driver.
-    assert_says(list, &["\nweb ", " nvidia1 "]);
+    assert!(
+        list.starts_with("no container with GPU 1 is known\n"),
+        "{list}"
+    );
     let by_cdi = format!(
         "the engine gave the container /dev/nvidia1 by CDI: config.json has the hook \"{HOOK}\"\n"
     );

@@ -56,7 +56,7 @@ pub struct Engine {
 
 /// Inspects all engines; with a user, also Podman of that user.
 pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
-    let mut versions = Versions::stored();
+    let mut versions = Versions::existing();
     let mut engines = Vec::new();
     for kind in kinds(user) {
         engines.push(inspect_engine(host, kind, &mut versions));
@@ -304,6 +304,14 @@ impl Versions {
     pub fn stored() -> Self {
         Self {
             stored: RunDir::open().ok(),
+            ..Self::default()
+        }
+    }
+
+    /// Like [`Self::stored`], and stores nothing on a host on which the hook has stored nothing: these commands leave no file there.
+    fn existing() -> Self {
+        Self {
+            stored: RunDir::existing().ok().flatten(),
             ..Self::default()
         }
     }

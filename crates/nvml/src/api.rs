@@ -44,7 +44,8 @@ pub(crate) trait Api {
     /// `nvmlInit_v2`
     ///
     /// # Errors
-    /// [`Code::DRIVER_NOT_LOADED`], [`Code::NO_PERMISSION`], [`Code::LIB_RM_VERSION_MISMATCH`], …
+    /// [`nvidia_host::nvml::Code::DRIVER_NOT_LOADED`], [`nvidia_host::nvml::Code::NO_PERMISSION`],
+    /// [`nvidia_host::nvml::Code::LIB_RM_VERSION_MISMATCH`], …
     fn init(&self) -> Result<(), Failed>;
     /// `nvmlSystemGetDriverVersion`: `535.183.01`
     ///
@@ -99,7 +100,7 @@ pub(crate) trait Api {
     /// `nvmlDeviceGetMigMode`: the current mode, 1 is enabled
     ///
     /// # Errors
-    /// [`Code::NOT_SUPPORTED`] without MIG; [`Code::FUNCTION_NOT_FOUND`] before driver 450.
+    /// [`nvidia_host::nvml::Code::NOT_SUPPORTED`] without MIG; [`nvidia_host::nvml::Code::FUNCTION_NOT_FOUND`] before driver 450.
     fn mig_mode(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetMaxMigDeviceCount`
     ///
@@ -109,7 +110,7 @@ pub(crate) trait Api {
     /// `nvmlDeviceGetMigDeviceHandleByIndex`
     ///
     /// # Errors
-    /// [`Code::NOT_FOUND`] if there is none of this number.
+    /// [`nvidia_host::nvml::Code::NOT_FOUND`] if there is none of this number.
     fn mig_device(&self, device: DeviceHandle, index: u32) -> Result<DeviceHandle, Failed>;
     /// `nvmlDeviceGetGpuInstanceId`, of a MIG device
     ///

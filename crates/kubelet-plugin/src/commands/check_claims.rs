@@ -86,13 +86,10 @@ pub async fn check(
     let api = probe(&options, slices_of).await;
     let cdi = strategy::claims_verdict(&settings.kubelet_dir, &spec_dir(offered));
     let engine = strategy::claims_finding(&cdi);
-    let mut entries: Vec<FindingEntry> = Vec::new();
-    for finding in problem.iter().chain(findings).chain(&node.offer().findings) {
-        entries.push(finding.into());
-    }
-    for finding in refusals(&api).iter().chain(&engine) {
-        entries.push(finding.into());
-    }
+    let (offer, refused) = (node.offer(), refusals(&api));
+    let of_settings = problem.iter().chain(findings);
+    let of_node = offer.findings.iter().chain(&refused).chain(&engine);
+    let entries = of_settings.chain(of_node).map(FindingEntry::from).collect();
     let verdict = match offered {
         Ok(running) => {
             let missing = KubeletDirs::of(&settings.kubelet_dir).missing();

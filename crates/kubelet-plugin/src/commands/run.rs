@@ -62,10 +62,7 @@ pub async fn run(
 
     let mut state = NodeState::new(&settings, &role);
     let outlets = Outlets::new(&settings, &role, &mut state, registrations.clone(), log);
-    let spec_dir = match &paths.dir {
-        Some(dir) => dir,
-        None => Path::new(cdi_specs::DIR),
-    };
+    let spec_dir = spec_dir(&paths);
     let chooser = Chooser::new(&settings.plugin, &settings.kubelet_dir, spec_dir, log);
     let chooser = Arc::new(chooser);
     let kinds = cdi_kinds(&role, &paths, &chooser, nri.is_some());
@@ -110,6 +107,14 @@ pub async fn run(
         error = supervisor::supervise(monitor, updates) => Err(error),
         () = agent.follow(received, received_commands) => Ok(ExitCode::SUCCESS),
         () = end => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Returns the directory of the CDI specs of this process.
+fn spec_dir(paths: &SpecPaths) -> &Path {
+    match &paths.dir {
+        Some(dir) => dir,
+        None => Path::new(cdi_specs::DIR),
     }
 }
 

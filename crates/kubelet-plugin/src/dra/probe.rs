@@ -53,6 +53,21 @@ pub struct Published {
     pub current: bool,
 }
 
+impl Published {
+    fn of(slices: &[ResourceSlice], current: bool) -> Self {
+        let mut published = Self {
+            devices: 0,
+            generation: 0,
+            current,
+        };
+        for ResourceSlice { spec, .. } in slices {
+            published.devices += spec.devices.iter().flatten().count();
+            published.generation = published.generation.max(spec.pool.generation);
+        }
+        published
+    }
+}
+
 /// Asks the API server. `specs` describes the devices for a node of this name, on an API server that stores that several claims can have a
 /// device, or does not.
 pub async fn probe(
@@ -103,16 +118,7 @@ pub async fn probe(
     if without_shares.is_empty() {
         actions = without_shares;
     }
-    let mut published = Published {
-        devices: 0,
-        generation: 0,
-        current: actions.is_empty(),
-    };
-    for ResourceSlice { spec, .. } in &listed.items {
-        published.devices += spec.devices.iter().flatten().count();
-        published.generation = published.generation.max(spec.pool.generation);
-    }
-    probe.published = Some(published);
+    probe.published = Some(Published::of(&listed.items, actions.is_empty()));
     let others = plan(&[], &desired, reference.as_ref());
     if let Some(result) = dry_run(&slices, &actions, &listed.items, !others.is_empty()).await {
         probe.note("write slices", result);

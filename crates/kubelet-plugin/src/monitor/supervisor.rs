@@ -309,10 +309,7 @@ impl Supervisor {
                     self.is_suspect &= next.wait_ms == 0;
                     call = next;
                 }
-                Ok(Message::Refused(_)) => {
-                    let why = format!("{} belongs to another build than the plugin", program::NAME);
-                    end = Some(Ended::Unusable(why));
-                }
+                Ok(Message::Refused(_)) => end = Some(Ended::Unusable(other_build())),
                 Ok(Message::End(End::Changed)) => end = Some(Ended::Again),
                 Ok(Message::End(End::Unusable(why))) => end = Some(Ended::Unusable(why)),
                 Ok(Message::Snapshot(snapshot)) => {
@@ -474,6 +471,11 @@ impl Supervisor {
             was_unloaded |= now.module.is_none();
         }
     }
+}
+
+/// Returns why the program that loads NVML does not answer.
+fn other_build() -> String {
+    format!("{} belongs to another build than the plugin", program::NAME)
 }
 
 /// Returns a time for a branch that is disabled.
