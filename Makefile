@@ -123,10 +123,16 @@ SECONDS ?= 60
 fuzz:
 	@tests/fuzz/run $(SECONDS) $(TARGETS)
 
-## Measures container starts. The results are compared with docs/performance.md. As root, on a quiet machine.
+# The hook is static, as in the packages.
+BENCH := $(CARGO) bench --config 'build.rustc-workspace-wrapper="$(CURDIR)/tests/rustc"' --locked --profile dist --features lean
+
+## Measures container starts. The results are compared with docs/performance.md. As root, on a quiet machine. OPTIONS="--compare PROGRAM"
+## compares this build with another build of the hook.
 bench:
 	@tests/install-tools bench
-	$(CARGO) bench --locked --profile dist --features lean --bench pure --bench cost
+	$(CARGO) build --locked --profile dist --package oci-nvidia-nvml
+	$(BENCH) --bench pure
+	$(BENCH) --bench cost -- $(OPTIONS)
 	$(CARGO) bench --locked --profile dist --package oci-nvidia-kubelet-plugin --bench footprint
 
 ## Runs the tests in a virtual machine. It boots Debian with these packages, the fake driver and its kernel modules four times, the last

@@ -611,6 +611,17 @@ const FAULTS: &[Fault] = &[
         &["info", "cuda"],
     ),
     fault(
+        "a hook that fails under NVIDIA's name",
+        |machine| {
+            machine.replace(
+                "oci-nvidia-hook",
+                r#"case "$0" in *nvidia-container-cli) exit 1;; esac; exec "$real" "$@""#,
+            );
+        },
+        &["compat"],
+        &["info"],
+    ),
+    fault(
         "a device plugin that does not start",
         |machine| machine.replace("oci-nvidia-kubelet-plugin", "echo broken >&2; exit 1"),
         &["plugin", "claims"],
