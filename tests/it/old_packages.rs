@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{HOOK, run, sh, source};
+use crate::support::{HOOK, nvml_program, run, sh, source};
 
 /// What the package for Podman, or its script, has created. Nothing of it is left after an upgrade.
 pub const LEFT: [&str; 3] = [
@@ -42,7 +42,7 @@ pub fn debs(dir: &Path) -> [PathBuf; 2] {
         control() {{ printf '%s\n' "Package: $1" "Version: 0.1.0-0" "Architecture: $2" 'Maintainer: test' 'Description: test' "$3"; }}
         control oci-nvidia-hook amd64 'Section: admin' >main/DEBIAN/control
         control {PODMAN} all 'Depends: oci-nvidia-hook (>= 0.1.0-0)' >podman/DEBIAN/control
-        cp '{HOOK}' main/usr/lib/oci-nvidia-hook/hook
+        cp '{HOOK}' main/usr/lib/oci-nvidia-hook/hook; cp '{nvml}' main/usr/lib/oci-nvidia-hook
         cat >main/usr/bin/oci-nvidia-hook <<'END'
 #!/bin/sh
 [ "${{1-}}" != precreate ] || set -- edit-config
@@ -55,7 +55,8 @@ END
         install -D -m 644 -t podman/usr/share/containers/oci/hooks.podman.d "$files/oci-nvidia-hook-precreate.json"
         install -D -m 644 -t podman/usr/share/oci-nvidia-hook/podman "$files/50-oci-nvidia-hook.conf"
         install -D -m 755 -t podman/usr/share/oci-nvidia-hook/podman "$files/drop-in"
-        for name in main podman; do dpkg-deb -Znone --root-owner-group -b $name $name.deb >/dev/null; done"#
+        for name in main podman; do dpkg-deb -Znone --root-owner-group -b $name $name.deb >/dev/null; done"#,
+        nvml = nvml_program().display()
     );
     let mut build = Command::new("sh");
     build.args(["-euc", &script, "sh"]).arg(dir);

@@ -282,7 +282,6 @@ fn a_release_has_everything() {
         format!("{MAIN}-{version}.tar.gz"),
         format!("{MAIN}-{version}-vendor.tar.gz"),
         format!("{MAIN}-{version}.cdx.json"),
-        format!("{MAIN}-compat-{version}.cdx.json"),
         format!("oci-nvidia-kubelet-plugin-{version}.cdx.json"),
         "oci-nvidia-hook-gpu-kit-x86_64.tar.gz".to_owned(),
         "NOTES.md".to_owned(),

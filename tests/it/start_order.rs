@@ -45,9 +45,9 @@ SECTIONS
 /// What the kernel maps at once (`fault_around_bytes`)
 const WINDOW: u64 = 64 << 10;
 
-/// At most so many windows for a container that requests no GPU, and for one with eight GPUs: more than there were, because code moves. In
-/// the compiler's order, there are 25 and 33.
-const MOST_WINDOWS: [usize; 2] = [6, 24];
+/// At most so many windows for a container that requests no GPU, and for one with eight GPUs: one more than there were, because code moves.
+/// The functions of libc, which are in the static program too, keep the order of the linker.
+const MOST_WINDOWS: [usize; 2] = [16, 36];
 
 /// The symbols of a program's functions, with their addresses and sizes
 type Functions = BTreeMap<String, (u64, u64)>;
