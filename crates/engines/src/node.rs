@@ -113,6 +113,14 @@ impl EngineView {
                 self.files
                     .extend(files::list(&EngineKind::Crio, None, host));
                 self.files.extend(crio.settings.hooks_dirs.iter().cloned());
+                // CRI-O ignores a hook file whose program is missing.
+                for entry in &crio.hooks.entries {
+                    self.files
+                        .extend([entry.file.clone(), entry.hook.path.clone()]);
+                }
+                for (file, program) in &crio.hooks.without_program {
+                    self.files.extend([file.clone(), program.clone()]);
+                }
                 self.cdi = cdi_specs_of_crio(&crio);
                 NodeEngine::Crio(Box::new(status::judge(&crio, &self.installed)))
             }
