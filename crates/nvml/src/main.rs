@@ -1,7 +1,7 @@
 //! `oci-nvidia-nvml`: answers one request about the GPUs with the NVIDIA Management Library (NVML).
 //!
-//! It is the only program of this project that loads a library of NVIDIA, and the only one that is linked dynamically. The hook, its
-//! tools and the kubelet plugin start it, see [`nvidia_host::nvml::protocol`]. Before it loads anything, it drops its privileges and
+//! It is the only program of this project that loads a library of NVIDIA. The hook, its commands and the kubelet plugin start it, see
+//! [`nvidia_host::nvml::protocol`]. Before it loads anything, it drops its privileges and
 //! limits its files and system calls ([`load`]).
 
 #![cfg_attr(

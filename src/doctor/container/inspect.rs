@@ -164,7 +164,7 @@ fn is_ours(dir: &Path, namespace: &str) -> bool {
     std::fs::read_link(dir.join(namespace)).ok() == ours
 }
 
-/// What the container's process and its files tell.
+/// What is read from the container's process and its files
 pub(super) type Examined = (ContainerProcess, Vec<Library>, Vec<ContainerNode>);
 
 /// Examines the container in this process, which may have to wait forever. An error is a number of the system: ESRCH if the process has
