@@ -13,14 +13,17 @@ use crate::support::{HOOK, run, sh};
 
 /// Returns the path of a copy of a program, which is written like the file of a package. The linker writes a program through a mapping, and
 /// of such a file the kernel maps fewer pages at once: a start of this build would have 20 page faults more than one of a copied build.
+/// The program that loads NVML is copied with it, if there is one in its directory: builds from before it loaded NVML themselves.
 pub fn installed(program: &str) -> String {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
-    let copy = dir.join(program.trim_start_matches('/').replace('/', "-"));
+    let program = Path::new(program);
+    let name = program.display().to_string().replace('/', "-");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("installed{name}"));
     std::fs::create_dir_all(&dir).unwrap();
-    run(Command::new("cp")
-        .args(["--reflink=never", program])
-        .arg(&copy))
-    .ok();
+    let nvml = program.with_file_name("oci-nvidia-nvml");
+    for file in [program, &nvml].into_iter().filter(|file| file.exists()) {
+        run(Command::new("cp").arg("--reflink=never").args([file, &dir])).ok();
+    }
+    let copy = dir.join(program.file_name().unwrap());
     copy.to_str().unwrap().to_owned()
 }
 

@@ -300,9 +300,16 @@ fn claims() {
     );
     // An idle hour is the end and the begin of watches.
     api.state().cut();
-    api.wait("the next watch", SOON, |state| state.asked.len() > start);
-    let watch = api.state().asked.last().unwrap().clone();
-    assert!(watch.query.contains("watch=true"));
+    let is_watch = "watch=true";
+    api.wait("the next watch", SOON, |state| {
+        let mut asked = state.asked.iter().skip(start);
+        asked.any(|request| request.query.contains(is_watch))
+    });
+    let asked = api.state().asked[start..].to_vec();
+    let mut asked = asked.into_iter();
+    let watch = asked
+        .find(|request| request.query.contains(is_watch))
+        .unwrap();
     row("claims, idle hour, requests", 3600.0 / WATCH, "", 15.0);
     let line = watch.path.len() + watch.query.len();
     row(
