@@ -1,7 +1,7 @@
 //! Changes the environment and credentials of this process, and runs programs of the host.
 #![allow(unsafe_code, reason = "a change of the environment has no safe form")]
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::unix::process::CommandExt;
@@ -74,12 +74,6 @@ fn poll_until<T, E>(
 pub fn clear_environment() {
     // SAFETY: clearenv(3) invalidates pointers into the environment. This process has one thread, and it keeps no such pointer.
     unsafe { libc::clearenv() };
-}
-
-/// Sets a variable of the environment. The process must have only one thread.
-pub fn set_variable(name: &str, value: &OsStr) {
-    // SAFETY: only another thread could use the environment at the same time.
-    unsafe { std::env::set_var(name, value) };
 }
 
 /// Runs a program with `/` as its working directory and only `PATH` in its environment. Waits for it to end, and returns whether it

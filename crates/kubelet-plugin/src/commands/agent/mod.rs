@@ -117,7 +117,7 @@ impl Agent {
                     None => continue,
                 },
                 _ = mps_period.tick() => {
-                    if !self.follow_mps_daemons() {
+                    if !self.state.find_mps_daemons() {
                         continue;
                     }
                 }
@@ -148,20 +148,6 @@ impl Agent {
         let devices = Devices::Unanswered(self.state.list_kernel_gpus());
         self.specs
             .update(&mut self.state.node, |specs| specs.set(&devices));
-    }
-
-    /// Inspects the MPS daemons, and returns whether they have changed. The CDI spec has the directory of a daemon before the kubelet
-    /// learns that its GPU is healthy.
-    fn follow_mps_daemons(&mut self) -> bool {
-        let before = self.state.node.mps().uuids();
-        if !self.state.find_mps_daemons() {
-            return false;
-        }
-        if self.state.node.mps().uuids() != before {
-            self.specs
-                .update(&mut self.state.node, VendorSpecs::refresh);
-        }
-        true
     }
 
     fn apply(&mut self, update: Update) {

@@ -81,7 +81,8 @@ impl NodeState {
 
     /// Inspects the MPS daemons, and returns whether they have changed.
     pub fn find_mps_daemons(&mut self) -> bool {
-        self.node.set_mps(host::mps_daemons(&self.config))
+        let daemons = host::mps_daemons(&self.config, self.node.gpus());
+        self.node.set_mps(daemons)
     }
 
     /// Takes the health in a report into account, and logs a change of the driver.
