@@ -19,11 +19,13 @@ help:
 		/^[a-z][a-z0-9-]*:/ && text != "" { sub(/:.*/, "", $$1); sub(/[.:] .*/, "", text); sub(/[.]$$/, "", text); \
 		printf "make %-15s %s\n", $$1, text } !/^SECONDS/ { text = "" }' Makefile
 
-## Builds target/release/oci-nvidia-hook, and the static program of the package -compat, which needs libc.a.
+## Builds target/release/oci-nvidia-hook and oci-nvidia-mps, and the static program of the package -compat, which needs libc.a.
 build:
 	$(CARGO) build --release --locked --features lean
+	$(CARGO) build --release --locked --package oci-nvidia-mps
 	$(CARGO) rustc --release --locked --package oci-nvidia-hook-compat -- -C target-feature=+crt-static
-	packaging/check-build-ids $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook-compat
+	packaging/check-build-ids $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-mps \
+		$${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook-compat
 
 ## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:
@@ -116,7 +118,7 @@ lint-variants:
 	$(CARGO) clippy --locked --workspace --lib --bins --examples --benches --features oci-nvidia-hook/lean -- $(WARNINGS)
 	$(CARGO) clippy --locked --package oci-nvidia-hook-compat -- $(WARNINGS)
 	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items \
-		--lib --examples --bin oci-nvidia-hook-compat --bin oci-nvidia-kubelet-plugin
+		--lib --examples --bin oci-nvidia-hook-compat --bin oci-nvidia-kubelet-plugin --bin oci-nvidia-mps
 
 ## Searches for inputs that crash a parser, SECONDS for each of TARGETS (default: all). Works with a stable compiler, because the
 ## script sets RUSTC_BOOTSTRAP.

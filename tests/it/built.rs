@@ -128,7 +128,7 @@ pub fn dist() -> &'static Path {
 
 /// Creates a cargo for builds of packages. It accepts only the command line that builds them, checks that the vendored crates of
 /// the tree in which it is called are complete (all files that cargo has checksums of), and returns the compiled program; as device
-/// plugin, the one that the other tests run. `packaging/reproducible` compiles all three programs from the same tarballs.
+/// plugin and for MPS, those that the other tests run. `packaging/reproducible` compiles all three programs from the same tarballs.
 pub fn cargo() -> &'static Path {
     static CARGO: OnceLock<PathBuf> = OnceLock::new();
     CARGO.get_or_init(|| {
@@ -140,6 +140,8 @@ pub fn cargo() -> &'static Path {
              'tree '* | --version) exec '{real}' \"$@\" ;;\n\
              'build --release --locked --offline --features lean' | \
              'auditable build -j'*' --offline --release --locked --features lean') built='{hook}' ;;\n\
+             'build --release --locked --offline -p oci-nvidia-mps' | \
+             'auditable build -j'*' --offline --release --locked -p oci-nvidia-mps') built='{mps}' ;;\n\
              'build --release --locked --offline -p oci-nvidia-kubelet-plugin' | \
              'auditable build -j'*' --offline --release --locked -p oci-nvidia-kubelet-plugin') built='{plugin}' ;;\n\
              'rustc --release --locked --offline -p oci-nvidia-hook-compat -- -C target-feature=+crt-static') built='{compat}' ;;\n\
@@ -157,6 +159,7 @@ pub fn cargo() -> &'static Path {
             real = env!("CARGO"),
             hook = release().display(),
             plugin = stripped(&programs().join("oci-nvidia-kubelet-plugin")).display(),
+            mps = stripped(&programs().join("oci-nvidia-mps")).display(),
             compat = compat_release().display()
         );
         std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();
