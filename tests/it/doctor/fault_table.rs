@@ -36,13 +36,13 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &rows! {
         "gpus", "ONH-201: GPU 3", Status::Warning;
     "rm run/nvidia-persistenced/socket; ln -s / run/nvidia-persistenced/socket; chown -h 7 run/nvidia-persistenced",
         "daemons", "ONH-218", Status::Warning;
-    "printf '[sharing]\\nmps-gpus = [\"3\"]\\n' >>etc/nvidia-container-runtime/config.toml; \
+    "sed -i '/^.sharing]/a mps-gpus = [\"3\"]' etc/nvidia-container-runtime/config.toml; \
          mkdir -p run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003/pipe; cd run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003; \
          echo '{\"format\":2,\"gpu\":\"GPU-51eed003-0003-4003-8000-0000fa4e0003\",\"state\":\"ready\"}' >state",
         "mps", "ONH-027: the MPS daemon of GPU-51eed003-0003-4003-8000-0000fa4e0003 does not work: its supervisor has ended", Status::Error;
-    "printf '[sharing]\\nmps-gpus = [\"3\"]\\n' >>etc/nvidia-container-runtime/config.toml",
+    "sed -i '/^.sharing]/a mps-gpus = [\"3\"]' etc/nvidia-container-runtime/config.toml",
         "mps", "ONH-027: the MPS daemon of GPU-51eed003-0003-4003-8000-0000fa4e0003 does not work: it was not started", Status::Error;
-    "printf '[sharing]\\nmps-gpus = [\"9\"]\\n' >>etc/nvidia-container-runtime/config.toml",
+    "sed -i '/^.sharing]/a mps-gpus = [\"9\"]' etc/nvidia-container-runtime/config.toml",
         "mps", "ONH-107: mps-gpus in the [sharing] table of config.toml contains \"9\"", Status::Warning;
     "mkdir -p run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003; touch run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003/state",
         "mps", "ONH-235: config.toml does not share GPU-51eed003-0003-4003-8000-0000fa4e0003 any more", Status::Warning;
