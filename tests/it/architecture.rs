@@ -54,12 +54,13 @@ fn no_program_prints_with_a_panic() {
 }
 
 /// The crates with more than one module.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "crates/base/src",
     "crates/cdi/src",
     "crates/command-line/src",
     "crates/compat/src",
     "crates/engines/src",
+    "crates/mps/src",
     "crates/nvidia/src",
     "crates/plugin-api/src",
     "crates/records/src",

@@ -100,6 +100,8 @@ impl NodeState {
     /// Sets the GPUs and MIG devices.
     pub fn set_devices(&mut self, snapshot: &Snapshot) {
         self.node.set_devices(snapshot);
+        // The indexes of the GPUs are known now.
+        self.find_mps_daemons();
         let numa_nodes = host::numa_nodes(&self.config, self.node.gpus());
         self.node.set_numa_nodes(numa_nodes.unwrap_or_default());
     }
