@@ -19,11 +19,12 @@ help:
 		/^[a-z][a-z0-9-]*:/ && text != "" { sub(/:.*/, "", $$1); sub(/[.:] .*/, "", text); sub(/[.]$$/, "", text); \
 		printf "make %-15s %s\n", $$1, text } !/^SECONDS/ { text = "" }' Makefile
 
-## Builds target/release/oci-nvidia-hook, a static program, which needs libc.a, and oci-nvidia-nvml, which it starts.
+## Builds target/release/oci-nvidia-hook, oci-nvidia-mps and oci-nvidia-nvml, which both start. The first two are static, which needs libc.a.
 build:
 	$(CARGO) rustc --release --locked --features lean --bin oci-nvidia-hook -- -C target-feature=+crt-static
+	$(CARGO) rustc --release --locked --package oci-nvidia-mps --bin oci-nvidia-mps -- -C target-feature=+crt-static
 	$(CARGO) build --release --locked --package oci-nvidia-nvml
-	packaging/check-programs $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook
+	packaging/check-programs $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-hook $${CARGO_TARGET_DIR:-target}/release/oci-nvidia-mps
 
 ## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:
@@ -115,7 +116,7 @@ lint: lint-variants
 lint-variants:
 	$(CARGO) clippy --locked --workspace --lib --bins --examples --benches --features oci-nvidia-hook/lean -- $(WARNINGS)
 	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items \
-		--lib --examples --bin oci-nvidia-nvml --bin oci-nvidia-kubelet-plugin
+		--lib --examples --bin oci-nvidia-nvml --bin oci-nvidia-kubelet-plugin --bin oci-nvidia-mps
 
 ## Searches for inputs that crash a parser, SECONDS for each of TARGETS (default: all). Works with a stable compiler, because the
 ## script sets RUSTC_BOOTSTRAP.

@@ -22,7 +22,6 @@
 //! | [`record`] | what is printed, logged and stored of a call |
 //! | [`stages`] | what engines and runtimes call: input, plan, effects, record |
 //! | [`doctor`] | problems of this host |
-//! | [`mps`] | the MPS daemon of a GPU |
 //! | [`cli`] | command lines parsed, results printed |
 //!
 //! `docs/architecture.md` has the whole picture. Public are only [`run`] and [`testing`]: other programs use the libraries in `crates`.
@@ -43,7 +42,6 @@ mod cgroup;
 mod cli;
 mod doctor;
 mod inject;
-mod mps;
 mod oci;
 mod plan;
 mod record;

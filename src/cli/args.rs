@@ -8,7 +8,6 @@ use std::path::PathBuf;
 
 use clap::builder::{NonEmptyStringValueParser, ValueHint};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use nvidia_host::config::sharing;
 
 pub use self::cdi::{Cdi, CdiCheck, SpecDirs, SpecOptions};
 pub use self::output::Output;
@@ -164,15 +163,6 @@ pub enum Command {
     /// stderr, and exits with 1 if there are any. It creates the nodes of the given IMEX channels, and of channel 0 if the driver is
     /// configured to share it (NVreg_CreateImexChannel0=1).
     Prepare(Prepare),
-    /// Run the MPS daemon of a GPU, and watch over it
-    ///
-    /// Starts the driver's nvidia-cuda-mps-control for one GPU, with limits for each client process, and checks it every 5 seconds until
-    /// the command is interrupted. While the daemon runs, the compute mode of the GPU is EXCLUSIVE_PROCESS; if it fails, the mode is
-    /// PROHIBITED, because nothing would limit programs without the daemon. oci-nvidia-mps@GPU.service runs this command as root.
-    #[command(after_help = "Examples:\n  \
-                            systemctl enable --now oci-nvidia-mps@0\n  \
-                            oci-nvidia-hook mps 0 --memory-limit 8G --thread-percentage 25")]
-    Mps(Mps),
     /// Print the completion script for a shell
     ///
     /// Packages install these scripts.
@@ -321,27 +311,6 @@ pub struct Prepare {
     /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
-}
-
-/// Options of `mps`.
-#[derive(Args, Debug)]
-pub struct Mps {
-    /// The GPU: its index, UUID or bus id
-    #[arg(value_name = "GPU", value_parser = NonEmptyStringValueParser::new())]
-    pub gpu: String,
-    /// GPU memory of each client process, such as 8G or 512M [default: mps-memory-limit in config.toml]
-    #[arg(long, value_name = "SIZE", value_parser = memory_mib)]
-    pub memory_limit: Option<u64>,
-    /// Percentage of the multiprocessors that each client process can use [default: mps-thread-percentage in config.toml, or 100]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
-    pub thread_percentage: Option<u8>,
-    /// Instead of running the daemon, clean up after the service has ended with this result of systemd
-    #[arg(long, value_name = "RESULT")]
-    pub after: Option<String>,
-}
-
-fn memory_mib(text: &str) -> Result<u64, String> {
-    sharing::memory_mib(text).ok_or_else(|| format!("must be {}", sharing::MEMORY))
 }
 
 /// Shells with a completion script.

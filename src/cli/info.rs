@@ -14,7 +14,7 @@ use nvidia_host::driver::DriverKind;
 use nvidia_host::host::{Driver, Source};
 use nvidia_host::inventory::report::Report;
 use nvidia_host::inventory::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
-use nvidia_host::mps::{self, Entry};
+use nvidia_host::mps::Entry;
 use serde::Serialize;
 
 use super::args::Info;
@@ -51,8 +51,9 @@ pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> 
 /// # Errors
 /// If the driver is missing or does not answer.
 pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<String> {
-    let inventory = Driver::find(config)?.host(Source::Nvml)?.inventory;
-    let mps = Entry::of(&mps::of_host(config));
+    let host = Driver::find(config)?.host(Source::Nvml)?;
+    let mps = Entry::of(&host.mps_daemons());
+    let inventory = host.inventory;
     Ok(match form {
         Form::Table(terminal) => {
             let mut lines = overview(&inventory);

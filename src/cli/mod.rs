@@ -15,7 +15,6 @@ pub(crate) mod files;
 mod help;
 mod hook_config;
 pub(crate) mod info;
-mod mps;
 mod mps_line;
 pub(crate) mod nvidia;
 pub(crate) mod output;
@@ -56,16 +55,12 @@ use parse::Parsed;
 use terminal::ColorVariables;
 use usage::{hook_usage_error, usage_error};
 
-/// The variable with the socket of the service manager: sd_notify(3).
-const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// What the program reads from its environment, before it clears it.
 #[derive(Debug)]
 pub(crate) struct Environment {
     colors: ColorVariables,
-    /// The socket of the service manager
-    notify: Option<OsString>,
     home: Option<PathBuf>,
 }
 
@@ -74,7 +69,6 @@ impl Environment {
     pub(crate) fn read() -> Self {
         Self {
             colors: ColorVariables::read(),
-            notify: std::env::var_os(NOTIFY_SOCKET),
             home: std::env::var_os("HOME").map(PathBuf::from),
         }
     }
@@ -232,12 +226,6 @@ fn carry_out(
         Command::Info(options) => info::run(options, config, terminal),
         Command::Files(options) => files::run(options, config, terminal),
         Command::Prepare(options) => prepare::run(options, config),
-        Command::Mps(options) => {
-            if let Some(socket) = &environment.notify {
-                process::set_variable(NOTIFY_SOCKET, socket);
-            }
-            mps::run(options, config)
-        }
         Command::Cdi(command) => cdi::run(command, config, terminal),
         Command::Completion { shell } => Ok(completion::run(*shell)),
         Command::Version => Ok(version::run(config)),

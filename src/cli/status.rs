@@ -19,7 +19,8 @@ use engines::cdi::list_paths;
 use engines::status::{self, EngineStatus, ExtraDevices, Report};
 use nvidia_host::config;
 use nvidia_host::feature::{self, ENABLED, Feature};
-use nvidia_host::mps::{self, Entry};
+use nvidia_host::host;
+use nvidia_host::mps::Entry;
 use plugin_api::status::{NriStatus, PluginStatus};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
@@ -32,7 +33,7 @@ pub(super) fn run(
     // An invalid config.toml has an error in "doctor", and does not matter to the engines.
     if let Ok((config, _)) = config::read(config) {
         report.extra_devices = ExtraDevices::of_host(&config);
-        report.mps = Entry::of(&mps::of_host(&config));
+        report.mps = Entry::of(&host::mps_daemons(&config));
     }
     let all_active = report
         .engines

@@ -96,8 +96,10 @@ pub struct DriverFacts {
     pub unknown: Option<Finding>,
     /// The sockets and directories of daemons that containers get, and findings about those that they do not get
     pub daemons: (Vec<HostPath>, Vec<Finding>),
-    /// The MPS daemons of the GPUs that are shared
+    /// The MPS daemons of the GPUs that config.toml shares
     pub mps: Vec<MpsDaemon>,
+    /// The UUIDs of other GPUs that have been shared since this boot, and whose compute mode was not restored
+    pub mps_before: Vec<String>,
     /// Device nodes that every GPU needs, and the nodes of each GPU
     pub nodes: Vec<HostNode>,
     /// Whether only NVML reports the driver, because /proc does not have the files of its kernel module

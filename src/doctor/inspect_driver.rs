@@ -61,14 +61,33 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     add_nodes(&mut facts, &parts.roots, host);
     let who = identity::from_config(config);
     add_identity(&mut facts, &parts, &who);
-    if facts.nvml.is_some() {
-        return facts;
+    if facts.nvml.is_none() {
+        match question(&parts, who, config) {
+            Ok(question) => facts.nvml = Some(ask(&parts, question, config)),
+            Err(why) => facts.not_asked = why,
+        }
     }
-    match question(&parts, who, config) {
-        Ok(question) => facts.nvml = Some(ask(&parts, question, config)),
-        Err(why) => facts.not_asked = why,
-    }
+    add_mps(&mut facts, &parts.roots.driver, config);
     facts
+}
+
+/// Adds the MPS daemons of the GPUs that config.toml shares, and the other GPUs that have been shared since this boot.
+fn add_mps(facts: &mut DriverFacts, root: &Tree, config: &Config) {
+    let Some(inventory) = facts.inventory() else {
+        return;
+    };
+    let mut found = Vec::new();
+    for daemon in mps::daemons(root, &config.sharing, &inventory.gpus) {
+        let is_replaced = daemon.state.daemon.is_some_and(is_replaced);
+        found.push(MpsDaemon {
+            daemon,
+            is_replaced,
+        });
+    }
+    let is_shared = |uuid: &String| found.iter().any(|shared| shared.daemon.state.gpu == *uuid);
+    let mut before = mps::gpus_with_a_state(root);
+    before.retain(|uuid| !is_shared(uuid));
+    (facts.mps, facts.mps_before) = (found, before);
 }
 
 /// Adds NVML's answer and its driver version if NVML answers although the kernel module has no files in /proc. Returns whether it does.
@@ -116,13 +135,6 @@ fn add_installation(facts: &mut DriverFacts, parts: &DriverParts, host: &Tree, c
     let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
-    for daemon in mps::daemons(root) {
-        let is_replaced = daemon.state.daemon.is_some_and(is_replaced);
-        facts.mps.push(MpsDaemon {
-            daemon,
-            is_replaced,
-        });
-    }
     facts.module = parts.module.clone();
     if parts.roots.kind == DriverKind::Wsl {
         facts.wsl = Some(wsl::identity(root).unwrap_or_default());

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fmt;
 
 use base::paths::{ContainerPath, HostPath};
+use nvidia_host::driver::ipc::{Expected, Ipc};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::Link;
 use nvidia_host::edits::{Channel, DeviceNode, Need, ProcMask};
@@ -72,12 +73,27 @@ pub(crate) struct CacheEntry {
 }
 
 impl Step {
+    /// Returns the step that mounts the socket or the directory of a daemon.
+    pub(crate) fn mount_ipc(ipc: &Ipc) -> Self {
+        Self::MountIpc {
+            channel: ipc.channel.clone(),
+            source: ipc.source.clone(),
+            target: ipc.path.clone(),
+        }
+    }
+
     /// Returns whether the container requires the step.
     pub(crate) const fn need(&self) -> Need {
         match self {
             Self::MountFile { need, .. }
             | Self::CopyFile { need, .. }
             | Self::Link(Link { need, .. }) => *need,
+            // CUDA could not use the GPU without its daemon.
+            Self::MountIpc { channel, .. }
+                if matches!(channel.expected, Expected::MpsDirectory) =>
+            {
+                Need::Required
+            }
             Self::MountIpc { .. }
             | Self::MountFiles { .. }
             | Self::SetMode { .. }

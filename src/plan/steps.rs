@@ -53,11 +53,7 @@ pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         node: node.clone(),
         own: None,
     }));
-    steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc {
-        channel: ipc.channel.clone(),
-        source: ipc.source.clone(),
-        target: ipc.path.clone(),
-    }));
+    steps.extend(edits.ipc.iter().map(Step::mount_ipc));
     steps.extend(links(edits, facts).into_iter().map(Step::Link));
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
     steps.extend(egl_profile(edits.egl_devices));

@@ -127,6 +127,6 @@ fn refuse_unless_permitted(judgment: Judgment) -> Result<()> {
 
 /// Reports whether the engine lists all nodes of the host for a privileged container, so that they show nothing about the CDI spec. The
 /// container can open all GPUs anyway. A rootless engine, which has no device rules, mounts the nodes that its user can open.
-fn lists_all_nodes(spec: &SpecView) -> Result<bool> {
+pub(super) fn lists_all_nodes(spec: &SpecView) -> Result<bool> {
     Ok(spec.has_all_nodes && (allow_all(&spec.device_rules) || ns::in_user_namespace()?))
 }

@@ -11,6 +11,7 @@ pub(crate) mod poststop;
 pub(crate) mod prestart;
 pub(crate) mod removed;
 pub(crate) mod rootfs;
+mod shared;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

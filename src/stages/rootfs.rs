@@ -16,12 +16,13 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::driver::compat;
+use nvidia_host::driver::ipc::Ipc;
 use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::host::{Host, Roots};
 use nvidia_host::inventory::procfs;
 
-use super::{limits, read_state, run_stage};
+use super::{limits, read_state, run_stage, shared};
 use crate::inject;
 use crate::inject::container::OpenContainer;
 use crate::oci::gpu_nodes::{device_number, gpu_nodes};
@@ -51,7 +52,8 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let spec = oci::spec_view::read(&state.bundle)?;
     if edits.only_checks() {
         // The hook or another entry may set up GPUs in this container, and record that.
-        return check(&edits, &spec, edits.config.as_ref(), edits.root.as_ref());
+        check(&edits, &spec, edits.config.as_ref(), edits.root.as_ref())?;
+        return Ok(());
     }
     let edits = with_entries(edits, &spec);
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
@@ -59,7 +61,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     if !call.continue_edit() {
         record_engine_setup(call, &spec);
     }
-    check(&edits, &spec, edits.config.as_ref(), edits.root.as_ref())?;
+    let mps = check(&edits, &spec, edits.config.as_ref(), edits.root.as_ref())?;
     call.set_deadline(start)?;
     // The source of a mount may be on a file system that does not answer.
     let edits = resolve(edits, &spec);
@@ -67,7 +69,8 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let image = image(&edits, &open);
     call.findings(&image.facts.finding());
     call.findings(&plan::newer_libcuda(&image));
-    let steps = steps(&edits, &image);
+    let mut steps = steps(&edits, &image);
+    steps.extend(mps.iter().map(Step::mount_ipc));
     let prepared = inject::prepare(&steps, &spec.mount_label)?;
     let findings = inject::apply(prepared, open, &Container::new(&state, &spec)?)?;
     call.findings(&findings);
@@ -79,20 +82,21 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     Ok(())
 }
 
-/// Checks whether a container may have what its engine took from a spec. The configuration is in this file, and its driver root can be
-/// another one.
+/// Checks whether a container may have what its engine took from a spec, and returns the directory of the MPS daemon that it gets. The
+/// configuration is in this file, and its driver root can be another one.
 ///
 /// # Errors
-/// If the spec is not this host's, or config.toml denies a device.
+/// If the spec is not this host's, config.toml denies a device, or a GPU is shared and its daemon is not ready.
 pub(crate) fn check(
     edits: &RootfsEdits,
     spec: &SpecView,
     file: Option<&HostPath>,
     root: Option<&HostPath>,
-) -> Result<()> {
+) -> Result<Option<Ipc>> {
     let config = limits::configuration(file, root)?;
     refuse_outdated(edits, spec, &config)?;
-    limits::check(spec, config, edits.features)
+    limits::check(spec, config.clone(), edits.features)?;
+    shared::daemon_of(spec, &config)
 }
 
 /// Refuses a container with a GPU that has left the host, or with a device node that has another number on this host: the spec was

@@ -54,12 +54,13 @@ fn no_program_prints_with_a_panic() {
 }
 
 /// The crates with more than one module.
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 12] = [
     "crates/base/src",
     "crates/cdi/src",
     "crates/command-line/src",
     "crates/compat/src",
     "crates/engines/src",
+    "crates/mps/src",
     "crates/nvidia/src",
     "crates/nvml/src",
     "crates/plugin-api/src",

@@ -56,8 +56,8 @@ pub fn static_hook() -> &'static Path {
 pub fn programs() -> &'static Path {
     static BUILT: OnceLock<&Path> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let tests = ["--test", "monitor", "--test", "arguments"];
-        debug_build(&["test", "--workspace", "--no-run", "--examples"], &tests);
+        let tests = ["monitor", "arguments", "command_line"].map(|test| ["--test", test]);
+        debug_build(&["test", "--workspace", "--no-run", "--examples"], tests.as_flattened());
         Path::new(HOOK).parent().unwrap()
     })
 }
@@ -134,7 +134,7 @@ pub fn dist() -> &'static Path {
 
 /// Creates a cargo for builds of packages. It accepts only the command line that builds them, checks that the vendored crates of
 /// the tree in which it is called are complete (all files that cargo has checksums of), and returns the compiled program; as device
-/// plugin, the one that the other tests run. `packaging/reproducible` compiles all three programs from the same tarballs.
+/// plugin and for MPS, those that the other tests run. `packaging/reproducible` compiles all three programs from the same tarballs.
 pub fn cargo() -> &'static Path {
     static CARGO: OnceLock<PathBuf> = OnceLock::new();
     CARGO.get_or_init(|| {
@@ -148,6 +148,7 @@ pub fn cargo() -> &'static Path {
              'auditable build -j'*' --offline --release --locked -p oci-nvidia-nvml') built='{nvml}' ;;\n\
              'build --release --locked --offline -p oci-nvidia-kubelet-plugin' | \
              'auditable build -j'*' --offline --release --locked -p oci-nvidia-kubelet-plugin') built='{plugin}' ;;\n\
+             'rustc --release --locked --offline -p oci-nvidia-mps --bin oci-nvidia-mps -- -C target-feature=+crt-static') built='{mps}' ;;\n\
              'rustc --release --locked --offline --features lean --bin oci-nvidia-hook -- -C target-feature=+crt-static') built='{hook}' ;;\n\
              *) echo \"unexpected: cargo $*\" >&2; exit 1 ;;\n\
              esac\n\
@@ -163,6 +164,7 @@ pub fn cargo() -> &'static Path {
             real = env!("CARGO"),
             hook = release().display(),
             plugin = stripped(&programs().join("oci-nvidia-kubelet-plugin")).display(),
+            mps = stripped(&programs().join("oci-nvidia-mps")).display(),
             nvml = nvml_release().display()
         );
         std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();

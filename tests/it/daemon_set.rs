@@ -145,11 +145,11 @@ fn install(program: &Path, rootfs: &Path) {
 
 /// Runs the plugin in the container of a pod, next to a fake kubelet that allocates a GPU. Returns what the kubelet and the plugin printed.
 fn run(pod: &Value) -> String {
-    run_on(pod, |_| ())
+    run_on(pod, "", |_| ())
 }
 
 /// Runs the plugin as [`run`] does, on a node whose directories `prepare` has changed. Its result exists as long as the plugin runs.
-fn run_on<T>(pod: &Value, prepare: impl FnOnce(&Path) -> T) -> String {
+fn run_on<T>(pod: &Value, settings: &str, prepare: impl FnOnce(&Path) -> T) -> String {
     let (programs, podman, fake) = (
         built::programs(),
         Podman::new(),
@@ -169,7 +169,7 @@ fn run_on<T>(pod: &Value, prepare: impl FnOnce(&Path) -> T) -> String {
     fs::create_dir_all(&config).unwrap();
     fs::write(
         config.join("config.toml"),
-        "[nvidia-container-cli]\nroot = \"/driver\"\n",
+        format!("[nvidia-container-cli]\nroot = \"/driver\"\n{settings}"),
     )
     .unwrap();
     fs::create_dir(image.rootfs.join("driver")).unwrap();
@@ -236,15 +236,15 @@ fn the_plugin_works_in_its_container() {
 
 /// The pod has no capabilities, and sees the directory of the daemons read-only.
 fn the_plugin_sees_the_mps_daemons_of_the_node() {
-    let text = run_on(&pod(), |node| {
+    let text = run_on(&pod(), "[sharing]\nmps-gpus = [\"0\"]\n", |node| {
         let below = mps::directory_of(GPU_0);
         let directory = node.join(below.strip_prefix("/").unwrap());
         fs::create_dir_all(directory.join(mps::PIPE)).unwrap();
-        let lock = fs::File::create(directory.join(mps::LOCK)).unwrap();
-        mps::lock(&lock).unwrap();
-        let state = serde_json::json!({"format": mps::FORMAT, "gpu": GPU_0, "state": "ready"});
-        fs::write(directory.join(mps::STATE), state.to_string()).unwrap();
-        lock
+        let state = fs::File::create(directory.join(mps::STATE)).unwrap();
+        mps::lock(&state).unwrap();
+        let ready = mps::State::new(GPU_0, mps::Phase::Ready);
+        serde_json::to_writer(&state, &ready).unwrap();
+        state
     });
     check(&text);
     for says in [

@@ -374,6 +374,7 @@ fn the_compute_mode_is_restored() {
     for cgroup in left.split(' ') {
         if cgroup.starts_with("/sys/fs/cgroup/") {
             std::fs::remove_dir(cgroup).ok();
+            Path::new(cgroup).parent().map(std::fs::remove_dir);
         }
     }
     report.seen("mps-client", "signal: 9");
@@ -552,8 +553,8 @@ const FAULTS: &[Fault] = &[
         "a supervisor of MPS that sets no limits",
         |machine| {
             machine.replace(
-                "oci-nvidia-hook",
-                r#"case "$*" in *" mps "*) exec "$real" "$1" "$2" mps "$4";; esac; exec "$real" "$@""#,
+                "oci-nvidia-mps",
+                r#"case "$*" in *" run "*) sed -i '/^mps-[mt]/d' "$2";; esac; exec "$real" "$@""#,
             );
         },
         &["mps", "mps-daemon"],
@@ -564,9 +565,9 @@ const FAULTS: &[Fault] = &[
         |machine| {
             let smi = machine.file("usr/bin/nvidia-smi");
             machine.replace(
-                "oci-nvidia-hook",
+                "oci-nvidia-mps",
                 &format!(
-                    r#"case "$*" in *" mps "*) ;; *) exec "$real" "$@";; esac; "$real" "$@"; code=$?; "{}" -c DEFAULT; exit $code"#,
+                    r#"case "$*" in *" end "*) exec "{}" -c DEFAULT;; esac; exec "$real" "$@""#,
                     smi.display()
                 ),
             );

@@ -262,7 +262,7 @@ fn fish_completes() {
 fn man_pages_have_no_mistakes() {
     let mut pages = texts(&source("docs/man"), "8");
     pages.extend(texts(&source("docs/man"), "5"));
-    assert_eq!(pages.len(), 3);
+    assert_eq!(pages.len(), 4);
     let release = concat!("\"oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\"");
     for (page, text) in pages {
         let lint = run(Command::new("mandoc")

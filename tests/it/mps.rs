@@ -1,53 +1,78 @@
-//! The supervisor of an MPS daemon, on a host with the fake driver: what it does when something ends, hangs or fails, and what programs on
-//! the GPU see then.
+//! `oci-nvidia-mps`, on a host with the fake driver: what it does when something ends, hangs or fails, and what programs on the GPU see then.
+//! The tests do what systemd does: they start `run` in the cgroup of the unit, and `end` after it.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use crate::fake_mps::{Host, NEEDS};
-use crate::support::{HOOK, scratch};
+use crate::built;
+use crate::fake_mps::{Host, NEEDS as OF_HOST};
+use crate::support::{HOOK, Need, scratch};
+
+const NEEDS: &[Need] = &[OF_HOST[0], OF_HOST[1], Need::CgroupV2];
 
 tests! {
-    NEEDS => limits_hold_until_the_mode_is_restored, limits_of_config_toml, a_killed_daemon, a_daemon_that_hangs, a_killed_server,
-        an_updated_driver, an_older_driver, a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor,
-        a_killed_supervisor_that_is_not_needed_any_more, a_lost_gpu, what_cannot_be_shared, what_commands_show,
-        the_service_manager_is_informed;
+    NEEDS => limits_hold_until_the_gpu_is_not_shared, the_configuration_decides, a_killed_daemon, a_daemon_that_hangs, a_killed_server,
+        an_updated_driver, an_older_driver, a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor, a_lost_gpu,
+        what_cannot_be_shared, what_commands_show, the_service_manager_is_informed, a_gpu_is_closed_whatever_else_fails,
+        processes_of_others, what_others_change, the_daemon_has_few_capabilities, gpus_that_are_given_back, random_kills;
 }
 
-/// `sup OPTION...` starts the supervisor and waits until its daemon is ready, `ended` waits for its end, `state` and `field NAME` show the
-/// file `state`, `current` shows the compute mode, and `alone MIB` uses the GPU without MPS.
+/// `share LINE` writes config.toml with a GPU that is shared, `unit COMMAND...` runs a command in the cgroup of the unit, `start_sup` and
+/// `sup` start the supervisor, and `sup` waits until its daemon is ready. `ended` waits for its end, `end RESULT` cleans up after it, `state`
+/// and `field NAME` show the file `state`, `current` shows the compute mode, and `alone MIB` uses the GPU without MPS.
 const FUNCTIONS: &str = r#"
-    D=/run/oci-nvidia-mps/GPU-51eed000-0000-4000-8000-0000fa4e0000
+    G=GPU-51eed000-0000-4000-8000-0000fa4e0000
+    D=/run/oci-nvidia-mps/$G
     export CUDA_MPS_PIPE_DIRECTORY=$D/pipe
+    CG=$(mktemp -d "$(sed -n 's/^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - cgroup2 .*/\1/p' /proc/self/mountinfo | head -n 1)/onh.XXXXXX")
+    UNIT=$CG/oci-nvidia-mps@$G.service
+    mkdir $UNIT
+    mps_processes() { grep -c . $UNIT/cgroup.procs || true; }
+    clean() { for pid in $(cat $UNIT/cgroup.procs); do kill -9 $pid || true; done 2>/dev/null; n=0
+        until rmdir $UNIT $CG 2>/dev/null || [ $n = 50 ]; do n=$((n + 1)); sleep 0.1; done; }
+    trap clean EXIT
+    C=/etc/nvidia-container-runtime/config.toml
+    mkdir -p ${C%/*}
+    share() { { echo '[sharing]'; echo "mps-gpus = [\"${GPU-all}\"]"; printf '%s\n' "$@"; } >$C; }
+    share
     field() { sed "s/.*\"$1\":\"*\([^,\"}]*\).*/\1/" $D/state; }
     state() { if [ -e $D/state ]; then field state; else echo none; fi; }
     is() { [ "$(state)" = $1 ] || [ "$(field supervisor 2>/dev/null)" = $1 ]; }
-    becomes() { n=0; until is $1; do n=$((n + 1)); [ $n -lt 300 ] || { state; exit 1; }; sleep 0.1; done; }
-    start_sup() { $HOOK mps "$@" 2>/run/messages & SUP=$!; }
-    sup() { start_sup "$@"; becomes $SUP; becomes ready; }
+    becomes() { n=0; until is $1; do n=$((n + 1)); [ $n -lt 300 ] || { state; cat /run/messages; exit 1; }; sleep 0.1; done; }
+    unit() { (echo 0 >$UNIT/cgroup.procs; exec "$@"); }
+    start_sup() { (echo 0 >$UNIT/cgroup.procs; exec $MPS run $G) 2>/run/messages & SUP=$!; }
+    sup() { start_sup; becomes $SUP; becomes ready; }
     ended() { wait $SUP || echo "status $?"; }
-    message() { sed -n 's/^oci-nvidia-hook: //p' /run/messages; }
+    end() { unit $MPS end $G "${1-signal}" 2>/run/end || echo "end $?"; }
+    message() { sed -n 's/^oci-nvidia-mps: //p' /run/messages; }
     current() { cat /dev/nvidia-modes/compute-mode-0; }
     last() { "$@" | tail -n 1; }
     alone() { CUDA_MPS_PIPE_DIRECTORY=/nowhere last cuda-check memory $1 0; }
 "#;
 
 pub fn lines(host: &Host, script: &str) -> Vec<String> {
-    host.lines(&format!("HOOK='{HOOK}'\n{FUNCTIONS}\n{script}"))
+    let programs = built::programs().display();
+    host.lines(&format!(
+        "HOOK='{HOOK}'; MPS='{programs}/oci-nvidia-mps'\n{FUNCTIONS}\n{script}"
+    ))
 }
 
 const NO_MEMORY: &str = "cuMemAlloc_v2: 2, CUDA_ERROR_OUT_OF_MEMORY";
 const UNAVAILABLE: &str = "cuDevicePrimaryCtxRetain: 46, CUDA_ERROR_DEVICE_UNAVAILABLE";
+const LIMITS: &str = "share 'mps-memory-limit = \"2G\"' 'mps-thread-percentage = 25'";
+const LIMIT: &str = "share 'mps-memory-limit = \"2G\"'";
 
-fn limits_hold_until_the_mode_is_restored() {
+fn limits_hold_until_the_gpu_is_not_shared() {
     let lines = lines(
         &Host::new(),
-        "sup 0 --memory-limit 2G --thread-percentage 25
-         current; field memory_limit_mib; field active_thread_percentage; I=$(stat -c %i $D/pipe)
-         last check 1500 3 & A=$!; last check 1500 3; wait $A; last check 3000 0
-         check 100 0 | sed -n 's/, compute.*//p'; alone 100
-         check 100 20 >/dev/null & until [ $(field clients) = 1 ]; do sleep 0.1; done; echo client
-         kill $SUP; ended; current; state; ls $D; [ $I = $(stat -c %i $D/pipe) ]; alone 100",
+        &format!(
+            "{LIMITS}; sup; current; field memory_limit_mib; field active_thread_percentage; I=$(stat -c %i $D/pipe)
+             last check 1500 3 & A=$!; last check 1500 3; wait $A; last check 3000 0
+             check 100 0 | sed -n 's/, compute.*//p'; alone 100
+             check 100 20 >/dev/null & until [ $(field clients) = 1 ]; do sleep 0.1; done; echo client
+             kill $SUP; ended; current; end success; current; field why; mps_processes; alone 100
+             echo >$C; end success; current; state; ls $D; [ $I = $(stat -c %i $D/pipe) ]; alone 100"
+        ),
     );
     let expected = [
         "3",
@@ -59,9 +84,13 @@ fn limits_hold_until_the_mode_is_restored() {
         "multiprocessors 32",
         UNAVAILABLE,
         "client",
+        "2",
+        "2",
+        "its unit was stopped",
+        "0",
+        UNAVAILABLE,
         "0",
         "none",
-        "lock",
         "log",
         "pipe",
         "done",
@@ -69,23 +98,40 @@ fn limits_hold_until_the_mode_is_restored() {
     assert_eq!(lines, expected);
 }
 
-fn limits_of_config_toml() {
+fn the_configuration_decides() {
     let lines = lines(
         &Host::new(),
-        "mkdir -p /etc/nvidia-container-runtime
-         printf '[sharing]\\nmps-memory-limit = \"2G\"\\nmps-thread-percentage = 40\\n' >/etc/nvidia-container-runtime/config.toml
-         sup 0; field memory_limit_mib; field active_thread_percentage; last check 3000 0; kill $SUP; ended
-         sup GPU-51eed000-0000-4000-8000-0000fa4e0000 --memory-limit 4G; field memory_limit_mib; last check 3000 0; kill $SUP; ended",
+        "$MPS list; GPU=1 share; $MPS list; GPU=$G share; $MPS list; echo >$C; $MPS list
+         GPU=1 share; start_sup; ended; message | sed 's/ (.*//'; end exit-code; current; ls $D 2>/dev/null || echo none
+         echo 3 >/dev/nvidia-modes/compute-mode-0; start_sup; ended; end exit-code; current",
     );
-    assert_eq!(lines, ["2048", "40", NO_MEMORY, "4096", "done"]);
+    let first = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
+    let second = "GPU-51eed001-0001-4001-8000-0000fa4e0001";
+    let refused = format!("mps-gpus in the [sharing] table of config.toml does not list {first}");
+    let expected = [
+        first,
+        second,
+        second,
+        first,
+        "status 78",
+        &refused,
+        "0",
+        "none",
+        "status 78",
+        "3",
+    ];
+    assert_eq!(lines, expected);
 }
 
 fn a_killed_daemon() {
     let lines = lines(
         &Host::new(),
-        "sup 0 --memory-limit 2G; last check 500 20 & A=$!; settled
-         kill -9 $(field daemon); ended; wait $A; message; state; current; last check 100 0; alone 100; pgrep mps || echo no process
-         sup 0 --memory-limit 2G; current; last check 3000 0; kill $SUP; ended; current",
+        &format!(
+            "{LIMIT}; sup; last check 500 20 & A=$!; settled
+             kill -9 $(field daemon); ended; wait $A; message; state; current; last check 100 0; alone 100
+             end exit-code; current; mps_processes; field why
+             sup; current; last check 3000 0; kill $SUP; ended; end success; current"
+        ),
     );
     let failed = "the MPS daemon of GPU-51eed000-0000-4000-8000-0000fa4e0000 failed: the daemon ended (SIGKILL) (ONH-027)";
     let expected = [
@@ -96,10 +142,12 @@ fn a_killed_daemon() {
         "2",
         UNAVAILABLE,
         UNAVAILABLE,
-        "no process",
+        "2",
+        "0",
+        "the daemon ended (SIGKILL)",
         "3",
         NO_MEMORY,
-        "0",
+        "2",
     ];
     let mut lines = lines;
     // The client may notice the end before or after the supervisor.
@@ -112,8 +160,8 @@ fn a_killed_daemon() {
 fn a_daemon_that_hangs() {
     let lines = lines(
         &Host::new(),
-        "sup 0; kill -STOP $(field daemon); last check 100 0 >/run/client & C=$!; ended; wait $C; cat /run/client
-         message; current; alone 100; pgrep mps || echo no process",
+        "sup; kill -STOP $(field daemon); last check 100 0 >/run/client & CLIENT=$!; ended; end exit-code; wait $CLIENT; cat /run/client
+         message | tail -n 1; current; alone 100; mps_processes",
     );
     let failed = "the MPS daemon of GPU-51eed000-0000-4000-8000-0000fa4e0000 failed: the daemon does not obey \"get_server_list\": \
                   no answer within 5 s (ONH-027)";
@@ -123,7 +171,7 @@ fn a_daemon_that_hangs() {
         failed,
         "2",
         UNAVAILABLE,
-        "no process",
+        "0",
     ];
     assert_eq!(lines, expected);
 }
@@ -132,12 +180,14 @@ fn a_daemon_that_hangs() {
 fn a_killed_server() {
     let lines = lines(
         &Host::new(),
-        "sup 0 --memory-limit 2G; S=$(field server); last check 100 20 & A=$!; settled; kill -9 $S; wait $A
-         last check 3000 0; last check 1000 0
-         until [ $(field server) != $S ] && [ $(state) = ready ]; do sleep 0.1; done; current; kill $SUP; ended; current",
+        &format!(
+            "{LIMIT}; sup; S=$(field server); last check 100 20 & A=$!; settled; kill -9 $S; wait $A
+             last check 3000 0; last check 1000 0
+             until [ $(field server) != $S ] && [ $(state) = ready ]; do sleep 0.1; done; current; kill $SUP; ended; current"
+        ),
     );
     let lost = "cuMemsetD8_v2: 806, CUDA_ERROR_MPS_RPC_FAILURE";
-    assert_eq!(lines, [lost, NO_MEMORY, "done", "3", "0"]);
+    assert_eq!(lines, [lost, NO_MEMORY, "done", "3", "2"]);
 }
 
 /// The files of another version are installed, and the kernel module is the old one until the next boot.
@@ -147,17 +197,13 @@ fn an_updated_driver() {
         "conf=$(find /usr/lib -name nvml.conf)
          update() { echo init-error 18 >>$conf; sed -i s/535.183.01/550.54.15/ /proc/driver/nvidia/version; }
          boot() { sed -i /init-error/d $conf; sed -i s/550.54.15/535.183.01/ /proc/driver/nvidia/version; }
-         sup 0; update; sleep 6; state; last check 100 0; kill $SUP; ended; current; state
-         start_sup 0; ended; message; current; boot
-         sup 0; update; kill -9 $(field daemon); ended; current; start_sup 0; ended; message; state; current; boot
-         sup 0; kill $SUP; ended; current",
+         sup; update; sleep 6; state; last check 100 0; kill -9 $(field daemon); ended; current; end exit-code; state
+         start_sup; ended; message; current; boot; sup; kill $SUP; ended; current",
     );
     let mismatch = "the loaded kernel module has version 550.54.15, and the libraries below \"/\" have version 535.183.01 (ONH-013)";
     let expected = [
-        &["ready", "done", "0", "none"][..],
-        &["status 1", mismatch, "0"],
-        &["status 1", "2", "status 1", mismatch, "failed", "2"],
-        &["0"],
+        &["ready", "done", "status 1", "2", "end 1", "failed"][..],
+        &["status 1", mismatch, "2", "2"],
     ];
     assert_eq!(lines, expected.concat());
 }
@@ -166,13 +212,15 @@ fn an_updated_driver() {
 fn an_older_driver() {
     let lines = lines(
         &Host::new(),
-        "echo mps-single-user >>$(find /usr/lib -name nvml.conf); sup 0 --memory-limit 2G; field multi_user
-         check 100 3 >/dev/null & settled; B=$(date +%s%N); as 1000 cuda-check memory 100 0 | tail -n 1
-         [ $(($(date +%s%N) - B)) -gt 1500000000 ] && echo waited
-         S=$(field server); until [ $(field server) != $S ]; do sleep 0.1; done; state
-         as 1000 cuda-check memory 3000 0 | tail -n 1; kill $SUP; ended; current",
+        &format!(
+            "echo mps-single-user >>$(find /usr/lib -name nvml.conf); {LIMIT}; sup
+             check 100 3 >/dev/null & settled; B=$(date +%s%N); as 1000 cuda-check memory 100 0 | tail -n 1
+             [ $(($(date +%s%N) - B)) -gt 1500000000 ] && echo waited
+             S=$(field server); until [ $(field server) != $S ]; do sleep 0.1; done; state
+             as 1000 cuda-check memory 3000 0 | tail -n 1; kill $SUP; ended; current"
+        ),
     );
-    assert_eq!(lines, ["false", "done", "waited", "ready", NO_MEMORY, "0"]);
+    assert_eq!(lines, ["done", "waited", "ready", NO_MEMORY, "2"]);
 }
 
 fn a_server_with_a_fault() {
@@ -181,7 +229,7 @@ fn a_server_with_a_fault() {
     let lines = lines(
         &host,
         &format!(
-            "sup 0; echo mps-fault >>{conf}; ended; message | sed 's/server [0-9]*/server N/'; current"
+            "sup; echo mps-fault >>{conf}; ended; message | sed -n '/failed/s/server [0-9]*/server N/p'; current"
         ),
     );
     let failed = "the MPS daemon of GPU-51eed000-0000-4000-8000-0000fa4e0000 failed: the server N is not active: \"FAULT\" (ONH-027)";
@@ -193,19 +241,23 @@ fn a_server_that_does_not_start() {
     host.add_line("mps-server-fails");
     let lines = lines(
         &host,
-        "start_sup 0 --memory-limit 2G; until [ $(current) = 3 ]; do sleep 0.1; done
-         sleep 1; state; kill $SUP; ended; current; state",
+        &format!(
+            "{LIMIT}; start_sup; until [ $(current) = 3 ]; do sleep 0.1; done
+             sleep 1; state; kill $SUP; ended; current; end success; field why"
+        ),
     );
-    assert_eq!(lines, ["starting", "0", "none"]);
+    assert_eq!(lines, ["starting", "2", "its unit was stopped"]);
 }
 
 /// The daemon keeps running with its limits until the GPU is closed.
 fn a_killed_supervisor() {
     let lines = lines(
         &Host::new(),
-        "sup 0 --memory-limit 2G; kill -9 $SUP; ended; current; last check 3000 0
-         $HOOK mps --after signal 0 2>/dev/null; current; state; field why; alone 100; pgrep mps || echo no process
-         sup 0; field compute_mode_before; kill -9 $SUP; ended; sup 0; field compute_mode_before; kill $SUP; ended; current",
+        &format!(
+            "{LIMIT}; sup; kill -9 $SUP; ended; current; last check 3000 0
+             end; current; state; field why; alone 100; mps_processes
+             sup; kill -9 $SUP; ended; sup; current; last check 3000 0; kill $SUP; ended; current"
+        ),
     );
     let expected = [
         "status 137",
@@ -215,23 +267,12 @@ fn a_killed_supervisor() {
         "failed",
         "its supervisor was ended (signal)",
         UNAVAILABLE,
-        "no process",
         "0",
         "status 137",
-        "0",
-        "0",
+        "3",
+        NO_MEMORY,
+        "2",
     ];
-    assert_eq!(lines, expected);
-}
-
-fn a_killed_supervisor_that_is_not_needed_any_more() {
-    let lines = lines(
-        &Host::new(),
-        "sup 0; $HOOK mps --after signal 0; $HOOK mps --after success 0; state; current
-         kill -9 $SUP; ended; $HOOK mps --after success 1; current
-         $HOOK mps --after success 0 2>/dev/null; current; state; pgrep mps || echo no process",
-    );
-    let expected = ["ready", "3", "status 137", "3", "0", "none", "no process"];
     assert_eq!(lines, expected);
 }
 
@@ -240,8 +281,8 @@ fn a_lost_gpu() {
     let lines = lines(
         &Host::new(),
         &format!(
-            "sup 0; sed -i '/bus=00000000:01:/s/$/ fail=15/' {conf}; kill -9 $(field daemon); ended; state; message
-             start_sup 0; ended; message | sed 's/: .*//'"
+            "sup; sed -i '/bus=00000000:01:/s/$/ fail=15/' {conf}; kill -9 $(field daemon); ended; message; end exit-code; state
+             mps_processes; start_sup; ended; message | sed 's/.*PROHIBITED: //'"
         ),
     );
     let failed = "the MPS daemon of GPU-51eed000-0000-4000-8000-0000fa4e0000 failed: the daemon ended (SIGKILL) (ONH-027)";
@@ -249,8 +290,10 @@ fn a_lost_gpu() {
         lines,
         [
             "status 1",
-            "failed",
             failed,
+            "end 1",
+            "failed",
+            "0",
             "status 1",
             "NVML does not list the GPU \"GPU-51eed000-0000-4000-8000-0000fa4e0000\" (ONH-033)"
         ]
@@ -260,32 +303,18 @@ fn a_lost_gpu() {
 fn what_cannot_be_shared() {
     let lines = lines(
         &Host::new(),
-        "try() { start_sup \"$@\"; ended; message; current; }
-         try 7 | head -n 2
-         sup 0; P=$SUP; try 0 | sed 's/process [0-9]*/process N/'; kill $P; wait $P
-         echo 2 >/dev/nvidia-modes/compute-mode-0; try 0; echo 0 >/dev/nvidia-modes/compute-mode-0
-         mkdir /tmp/nvidia-mps; CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps start -d; try 0
-         CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps ctl quit; sup 0; kill $SUP; ended
-         rm /usr/bin/nvidia-cuda-mps-server; try 0 | sed 's, below.*,,'",
+        "try() { start_sup; ended; message; current; }
+         $MPS run $G 2>/run/messages || echo $?; message
+         rm /usr/bin/nvidia-cuda-mps-server; try | sed 's, below.*,,'; end exit-code; current",
     );
     let gpu = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
     let expected = [
-        "status 1".to_owned(),
-        "the command line requests \"7\": this host has no such GPU (ONH-030)".to_owned(),
-        "status 78".to_owned(),
-        format!("process N already runs the MPS daemon of {gpu} (ONH-026)"),
-        "3".to_owned(),
-        "status 78".to_owned(),
-        format!(
-            "the compute mode of {gpu} is PROHIBITED, and this program has not set it (ONH-026)"
-        ),
-        "2".to_owned(),
-        "status 78".to_owned(),
-        "another MPS daemon runs, with the directory \"/tmp/nvidia-mps\" (ONH-026)".to_owned(),
-        "0".to_owned(),
+        "78".to_owned(),
+        format!("this process does not belong to the unit oci-nvidia-mps@{gpu} (ONH-026)"),
         "status 78".to_owned(),
         "the driver's program \"nvidia-cuda-mps-server\" is missing".to_owned(),
-        "0".to_owned(),
+        "2".to_owned(),
+        "2".to_owned(),
     ];
     assert_eq!(lines, expected);
 }
@@ -293,18 +322,25 @@ fn what_cannot_be_shared() {
 fn what_commands_show() {
     let lines = lines(
         &Host::new(),
-        "shown() { for command in info status ps; do $HOOK $command | grep -m 1 MPS; done; }
-         found() { $HOOK doctor driver | sed -n 's/^[a-z]* *mps (driver): //p'; }
-         sup 0 --memory-limit 2G --thread-percentage 25; check 100 30 >/dev/null &
-         until [ $(field clients) = 1 ]; do sleep 0.1; done
-         shown; found; $HOOK ps | grep outside; $HOOK ps --json | grep -c '\"gpu\": \"GPU-51eed000'
-         cp /usr/bin/nvidia-cuda-mps-control /run/new; mv /run/new /usr/bin/nvidia-cuda-mps-control
-         found | grep updated; kill -9 $(field daemon); ended; shown; found",
+        &format!(
+            "shown() {{ for command in info status ps; do $HOOK $command | grep -m 1 MPS; done; }}
+             found() {{ $HOOK doctor driver | sed -n 's/^[a-z]* *mps (driver): //p'; }}
+             GPU=0 share; shown; found; {LIMITS}; GPU=0; {LIMITS}; sup; check 100 30 >/dev/null &
+             until [ $(field clients) = 1 ]; do sleep 0.1; done
+             shown; GPU=0 share; found; $HOOK ps | grep outside; $HOOK ps --json | grep -c '\"gpu\": \"GPU-51eed000'
+             cp /usr/bin/nvidia-cuda-mps-control /run/new; mv /run/new /usr/bin/nvidia-cuda-mps-control
+             found | grep updated; kill -9 $(field daemon); ended; shown; found; echo >$C; found"
+        ),
     );
     let gpu = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
     let ready = "MPS daemon ready, 1 client, 2048 MiB and 25 % of the threads for each";
     let dead = "MPS daemon not ready: the daemon ended (SIGKILL)";
+    let missing = "MPS daemon not ready: it was not started";
     let expected = [
+        format!("GPU 0: {missing}"),
+        format!("{gpu}: {missing}"),
+        format!("GPU 0: {missing}"),
+        format!("the MPS daemon of {gpu} does not work: it was not started (ONH-027)"),
         format!("GPU 0: {ready}"),
         format!("{gpu}: {ready}"),
         format!("GPU 0: {ready}"),
@@ -320,6 +356,9 @@ fn what_commands_show() {
         format!("{gpu}: {dead}"),
         format!("GPU 0: {dead}"),
         format!("the MPS daemon of {gpu} does not work: the daemon ended (SIGKILL) (ONH-027)"),
+        format!(
+            "config.toml does not share {gpu} any more, and its compute mode was not restored (ONH-235)"
+        ),
     ];
     assert_eq!(lines, expected);
 }
@@ -345,7 +384,7 @@ fn the_service_manager_is_informed() {
     lines(
         &Host::new(),
         &format!(
-            "export NOTIFY_SOCKET='{}'; sup 0; kill $SUP; ended",
+            "export NOTIFY_SOCKET='{}'; sup; kill $SUP; ended",
             path.display()
         ),
     );
@@ -356,4 +395,118 @@ fn the_service_manager_is_informed() {
         "STOPPING=1",
     ];
     assert_eq!(reader.join().unwrap(), expected);
+}
+
+/// What a local user, a container, another program or the administrator can do before the unit ends.
+fn a_gpu_is_closed_whatever_else_fails() {
+    let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    for (what, disturbance, undo) in rows! {
+        "locks of another user",
+            format!("{user} flock -s $D/state sleep 99 & settled"), "";
+        "a full /run", "dd if=/dev/zero of=/run/fill bs=64k 2>/dev/null || true".to_owned(), "rm /run/fill";
+        "a read-only directory", "mount --bind $D $D; mount -o remount,bind,ro $D".to_owned(), "umount $D";
+        "an invalid config.toml", "echo '[sharing' >$C".to_owned(), "share";
+        "the directory of another GPU", "mkdir -p ${D%/*}/GPU-0/pipe; cp $D/state ${D%/*}/GPU-0".to_owned(), "";
+        "another file in the directory", "echo >${D%/*}/GPU-7; echo >${D%/*}/x".to_owned(), "";
+        "a truncated state", "echo '{' >$D/state".to_owned(), "";
+        "a state of another version", "echo '{\"format\": 99}' >$D/state".to_owned(), "";
+        "no state", "rm $D/state".to_owned(), "";
+        "a directory of another user", "chown 65534 $D".to_owned(), "chown 0 $D";
+    } {
+        // The messages do not fit into a full or read-only /run.
+        let script = format!(
+            "sup; {disturbance}; kill -9 $SUP; wait $SUP || true; unit $MPS end $G signal 2>/dev/null || true
+             current; mps_processes
+             {undo}
+             sup; current"
+        );
+        let lines = lines(&Host::new(), &script);
+        assert_eq!(lines, ["2", "0", "3"], "{what}");
+    }
+}
+
+/// A container can give its process any name, environment and user.
+fn processes_of_others() {
+    let lines = lines(
+        &Host::new(),
+        "cp /bin/sleep /run/nvidia-cuda-mps-control; chmod 755 /run/nvidia-cuda-mps-control; mount -o remount,exec /run
+         /run/nvidia-cuda-mps-control 99 & OTHER=$!
+         sup; kill -9 $(field daemon); ended; end exit-code; mps_processes; kill -0 $OTHER && echo alive; kill $OTHER",
+    );
+    assert_eq!(lines, ["status 1", "0", "alive"]);
+}
+
+fn what_others_change() {
+    let lines = lines(
+        &Host::new(),
+        &format!(
+            "mkdir -p -m 755 $D/pipe; chmod 755 ${{D%/*}} $D; touch $D/pipe/control_lock; chmod 666 $D/pipe/control_lock
+             flock $D/pipe/control_lock sleep 99 & settled; {LIMIT}; sup; stat -c %a $D/pipe/control_lock $D/log
+             echo 0 >/dev/nvidia-modes/compute-mode-0; until [ $(current) = 3 ]; do sleep 0.1; done; message
+             ctl set_device_pinned_mem_limit $(field server) 0 70G; ended; message; current"
+        ),
+    );
+    let changed = "the MPS daemon of GPU-51eed000-0000-4000-8000-0000fa4e0000 failed: another process changed a limit: \
+                   get_device_pinned_mem_limit N 0 returns \"70G\" (ONH-027)";
+    let expected = [
+        "600",
+        "700",
+        "another program changed the compute mode; setting it again",
+        "status 1",
+        "another program changed the compute mode; setting it again",
+        changed,
+        "2",
+    ];
+    let mut lines = lines;
+    if let Some(line) = lines.get_mut(5) {
+        let (start, rest) = line.split_once("mem_limit ").unwrap_or((line, ""));
+        let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        *line = format!("{start}mem_limit N{rest}");
+    }
+    assert_eq!(lines, expected);
+}
+
+/// CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE and CAP_SYS_NICE
+fn the_daemon_has_few_capabilities() {
+    let lines = lines(
+        &Host::new(),
+        "caps() { sed -n 's/^Cap\\(Eff\\|Bnd\\|Prm\\):.*0*\\(.\\{7\\}\\)$/\\2/p' /proc/$1/status; }
+         sup; caps $(field daemon); caps $(field server)",
+    );
+    assert_eq!(lines, ["08800e0"; 6]);
+}
+
+fn gpus_that_are_given_back() {
+    let lines = lines(
+        &Host::new(),
+        "sup; GPU=1 share; $MPS restore; current; kill $SUP; ended; current; $MPS restore 2>/dev/null; current; state
+         share; sup; kill $SUP; ended; end success; $MPS restore; current; $MPS restore --all 2>/dev/null; current; state
+         sup; current; kill $SUP; ended; echo '[sharing' >$C; $MPS restore 2>/dev/null || echo $?; current; $MPS restore --all 2>/dev/null; current",
+    );
+    assert_eq!(
+        lines,
+        ["3", "2", "0", "none", "2", "0", "none", "3", "1", "2", "0"]
+    );
+}
+
+/// After each round, the GPU is closed, or served with its limits.
+fn random_kills() {
+    let lines = lines(
+        &Host::new(),
+        &format!(
+            "{LIMIT}
+             for round in $(seq 1 12); do
+                 start_sup; [ $((round % 3)) = 0 ] || becomes ready
+                 sleep 0.$((round * 7 % 10))
+                 case $((round % 4)) in
+                     0) kill -9 $SUP;;
+                     1) kill -9 $(field server) 2>/dev/null || true; kill -9 $SUP;;
+                     2) kill -9 $(field daemon) 2>/dev/null || kill -9 $SUP;;
+                     3) kill $SUP;;
+                 esac
+                 wait $SUP || true; end; echo $(current) $(mps_processes)
+             done"
+        ),
+    );
+    assert_eq!(lines, ["2 0"; 12]);
 }

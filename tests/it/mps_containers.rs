@@ -1,7 +1,8 @@
 //! Containers of Podman with a GPU that is shared through MPS, with each of the ways in which containers get GPUs. The daemon is the fake
-//! one, which [`crate::fake_mps`] compares with the real one; the test holds the lock and writes the state as the supervisor does.
+//! one, which [`crate::fake_mps`] compares with the real one; the test writes and locks the state as the supervisor does.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -23,7 +24,7 @@ struct SharedGpu {
     fake: FakeDriver,
     directory: PathBuf,
     daemon: Child,
-    lock: Option<File>,
+    state: Option<File>,
     programs: tempfile::TempDir,
 }
 
@@ -38,13 +39,12 @@ impl Drop for SharedGpu {
 impl SharedGpu {
     fn new() -> Self {
         let fake = FakeDriver::new(&["--gpus", "2"]);
+        fake.configure("[sharing]\nmps-gpus = [\"0\"]\n");
         let below = mps::directory_of(GPU_0);
         let directory = fake.root.join(below.strip_prefix("/").unwrap());
         for name in [mps::PIPE, mps::LOG] {
             fs::create_dir_all(directory.join(name)).unwrap();
         }
-        let lock = File::create(directory.join(mps::LOCK)).unwrap();
-        mps::lock(&lock).unwrap();
         let programs = scratch();
         shell!(
             "cc -std=gnu11 -o '{}' '{}' -ldl; chmod 755 '{0}' '{}'",
@@ -52,11 +52,11 @@ impl SharedGpu {
             source("tests/gpu/cuda/cuda-check.c").display(),
             programs.path().display(),
         );
-        let shared = Self {
+        let mut shared = Self {
             daemon: start_daemon(&fake, &directory),
             fake,
             directory,
-            lock: Some(lock),
+            state: None,
             programs,
         };
         shared.wait_for_server();
@@ -76,12 +76,17 @@ impl SharedGpu {
     }
 
     /// Writes the state as the supervisor does.
-    fn write(&self, phase: &str) {
+    fn write(&mut self, phase: &str) {
         let state = serde_json::json!({
             "format": mps::FORMAT, "gpu": GPU_0, "state": phase, "why": "the server is in the state FAULT",
             "memory_limit_mib": 2048, "active_thread_percentage": 40,
         });
-        fs::write(self.directory.join(mps::STATE), state.to_string()).unwrap();
+        let new = self.directory.join("new");
+        let mut file = File::create(&new).unwrap();
+        mps::lock(&file).unwrap();
+        file.write_all(state.to_string().as_bytes()).unwrap();
+        fs::rename(new, self.directory.join(mps::STATE)).unwrap();
+        self.state = Some(file);
     }
 
     /// Returns what the container's arguments must have to run `script` with cuda-check.
@@ -164,9 +169,9 @@ fn by_variable() {
     assert!(text.contains("allocated 3000 MiB"), "{text}");
 }
 
-/// The device of all GPUs has no directory of a daemon: a program that monitors all GPUs needs none.
+/// The hook entry asks for the daemon at each start, so the spec is the same before and after.
 fn by_cdi_name() {
-    let (shared, podman, dir) = (SharedGpu::new(), Podman::with_image(), scratch());
+    let (mut shared, podman, dir) = (SharedGpu::new(), Podman::with_image(), scratch());
     podman.remove_hook();
     let path = dir.path().join("nvidia.json");
     cdi(
@@ -177,21 +182,34 @@ fn by_cdi_name() {
     let before = only_spec(&path);
     let arguments = shared.container(&["--device=nvidia.com/gpu=0"], SCRIPT);
     check(&run_in(&podman, &before, &arguments).ok());
-    let all = shared.container(
-        &["--device=nvidia.com/gpu=all"],
-        "ls /tmp/nvidia-mps 2>&1 || nvidia-smi -L",
-    );
-    let text = run_in(&podman, &before, &all).ok();
-    assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
+    for several in [
+        &["--device=nvidia.com/gpu=all"][..],
+        &["--device=nvidia.com/gpu=0", "--device=nvidia.com/gpu=1"],
+    ] {
+        let arguments = shared.container(several, "true");
+        let refused = run_in(&podman, &before, &arguments);
+        assert_ne!(refused.code, Some(0), "{several:?}");
+        let expected = "GPU 0 is shared through MPS, and the container requests 2 GPUs (ONH-057)";
+        assert!(refused.stderr.contains(expected), "{refused:?}");
+        let options = [several, &["-e", "NVIDIA_DRIVER_CAPABILITIES=utility"]].concat();
+        let monitor = shared.container(&options, "ls /tmp/nvidia-mps 2>&1 || nvidia-smi -L");
+        let text = run_in(&podman, &before, &monitor).ok();
+        assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
+    }
+    shared.state = None;
+    let arguments = shared.container(&["--device=nvidia.com/gpu=0"], "true");
+    let refused = run_in(&podman, &before, &arguments).stderr;
+    let expected = "the MPS daemon of GPU 0 is not ready: its supervisor has ended (ONH-056)";
+    assert!(refused.contains(expected), "{refused}");
     fs::remove_file(shared.directory.join(mps::STATE)).unwrap();
-    let outdated = cdi(
+    let again = dir.path().join("again.json");
+    cdi(
         &shared.fake,
-        &["check", "--spec", path.to_str().unwrap(), "0"],
-    );
-    assert!(
-        outdated.code != Some(0) || outdated.stderr.contains("ONH-4"),
-        "the spec is outdated: {outdated:?}"
-    );
+        &["generate", "--output", again.to_str().unwrap()],
+    )
+    .ok();
+    let texts = [path, again].map(|path| fs::read_to_string(path).unwrap());
+    assert_eq!(texts[0], texts[1]);
 }
 
 fn several_gpus() {
@@ -233,8 +251,12 @@ fn daemons_that_are_not_ready() {
     shared.write("failed");
     fails("the server is in the state FAULT");
     shared.write("ready");
-    shared.lock = None;
+    shared.state = None;
     fails("its supervisor has ended");
     fs::remove_file(shared.directory.join(mps::STATE)).unwrap();
+    let missing = run_in(&podman, "", &arguments).stderr;
+    let expected = "is not ready: it was not started (ONH-056)";
+    assert!(missing.contains(expected), "{missing}");
+    shared.fake.configure("");
     run_in(&podman, "", &arguments).ok();
 }

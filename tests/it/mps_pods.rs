@@ -8,10 +8,10 @@ tests! {
     NEEDS => pods_with_limits, claims_with_limits;
 }
 
-/// `kubelet OPTION...` and `plugin OPTION...` start the programs, `ask COMMAND...` prints the answer of the kubelet, `waits PATTERN` waits for
+/// `limit GIB` shares the first GPU, `kubelet OPTION...` and `plugin OPTION...` start the programs, `ask COMMAND...` prints the answer of the kubelet, `waits PATTERN` waits for
 /// a line of the kubelet, and `pod MIB SECONDS` uses the GPU as a container does that has the directory in `SOURCE`, read-only.
 const FUNCTIONS: &str = r#"
-    G=GPU-51eed000-0000-4000-8000-0000fa4e0000
+    limit() { GPU=0 share "mps-memory-limit = \"${1}G\""; }
     mkdir -p /run/kubelet/device-plugins; mkfifo /run/in
     kubelet() {
         $PROGRAMS/examples/fake-kubelet /run/kubelet "$@" <>/run/in >/run/out 2>&1 &
@@ -49,37 +49,38 @@ const NO_MEMORY: &str = "cuMemAlloc_v2: 2, CUDA_ERROR_OUT_OF_MEMORY";
 fn pods_with_limits() {
     let lines = lines(
         &Host::new(),
-        r#"kubelet; plugin --sharing mps --replicas 4 --device-list-strategy envvar
+        r#"limit 16; kubelet; plugin --sharing mps --replicas 4 --device-list-strategy envvar
          waits 'list nvidia.com/gpu'; reason
          all="list nvidia.com/gpu $G::0=Healthy $G::1=Healthy $G::2=Healthy $G::3=Healthy"
          none="list nvidia.com/gpu $G::0=Unhealthy $G::1=Unhealthy $G::2=Unhealthy $G::3=Unhealthy"
-         new; sup 0 --memory-limit 16G; waits "$all"
+         new; sup; waits "$all"
          SOURCE=$(ask allocate nvidia.com/gpu $G::0 | sed 's/.*host_path: "\([^"]*pipe\)".*/\1/'); echo ${SOURCE#$D/}
          pod 15000 3 & A=$!; pod 15000 0; wait $A; pod 17000 0
          new; kill -9 $(field daemon); ended; waits "$none"; reason; ask allocate nvidia.com/gpu $G::0 | grep -o 'does not work.*systemctl'
-         new; sup 0 --memory-limit 16G; waits "$all"; pod 15000 0
-         new; kill $SUP; ended; waits "$none"; reason
-         new; sup 0 --memory-limit 40G; until reason | grep -q exceed; do sleep 0.1; done; reason; kill $SUP; ended
-         new; sup 0 --memory-limit 16G; waits "$all"
+         new; sup; waits "$all"; pod 15000 0
+         new; kill $SUP; ended; end success; waits "$none"; reason
+         new; limit 40; sup; until reason | grep -q exceed; do sleep 0.1; done; reason; kill $SUP; ended
+         new; limit 16; sup; waits "$all"
          new; sed -i 's/^gpu minor=0 /gpu minor=0 fail=15 /' "$(find /usr/lib -name nvml.conf)"; 
          until ask allocate nvidia.com/gpu $G::0 | grep -q refused; do sleep 0.1; done; echo lost"#,
     );
-    let gpu = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
-    let none = format!("it has no MPS daemon; run \"systemctl enable --now oci-nvidia-mps@{gpu}\"");
-    let failed = "its MPS daemon is not ready: the daemon ended (SIGKILL); run \"systemctl status oci-nvidia-mps@0\"";
+    let unit = "oci-nvidia-mps@GPU-51eed000-0000-4000-8000-0000fa4e0000";
+    let none = "its MPS daemon is not ready: it was not started; run \"systemctl enable --now oci-nvidia-mps\"";
+    let not_ready =
+        |why: &str| format!("its MPS daemon is not ready: {why}; run \"systemctl status {unit}\"");
     let exceed = "4 containers with 40960 MiB each, the memory limit of its MPS daemon, exceed its 81559 MiB; set mps-memory-limit = \
-                  \"20389M\", or less, in [sharing] of config.toml, and run \"systemctl restart oci-nvidia-mps@0\"";
+                  \"20389M\", or less, in [sharing] of config.toml, and run \"systemctl restart oci-nvidia-mps\"";
     let expected = [
-        &*none,
+        none,
         "pipe",
         "done",
         "done",
         NO_MEMORY,
         "status 1",
-        failed,
+        &not_ready("the daemon ended (SIGKILL)"),
         "does not work: its MPS daemon is not ready: the daemon ended (SIGKILL); run \"systemctl",
         "done",
-        &none,
+        &not_ready("its unit was stopped"),
         exceed,
         "lost",
     ];
@@ -89,15 +90,15 @@ fn pods_with_limits() {
 fn claims_with_limits() {
     let lines = lines(
         &Host::new(),
-        r#"sup 0 --memory-limit 16G
+        r#"limit 16; sup
          kubelet --claims; plugin --interface dra --kubeconfig /run/kubelet/kubelet.conf --cdi-dir /run/cdi
          waits 'published gpu-0=Free gpu-1=Free'; waits 'drivers gpu.nvidia.com'
          ask claim a u-1 gpu-0; ask claim b u-2 gpu-0; ask prepare gpu.nvidia.com a u-1; ask prepare gpu.nvidia.com b u-2
-         SOURCE=$(grep -o "\"hostPath\": *\"$D/pipe\"" /run/cdi/k8s.gpu.nvidia.com-gpu.json | sort -u | sed 's/.*: *"//; s/"//'); echo ${SOURCE#$D/}
+         SOURCE=$D/pipe
          pod 15000 3 & A=$!; pod 15000 0; wait $A; pod 17000 0
          new; kill -9 $(field daemon); ended; waits 'published gpu-0=Tainted gpu-1=Free'
          ask prepare gpu.nvidia.com b u-2 | grep -o 'it does not work.*; run'
-         new; sup 0 --memory-limit 16G; waits 'published gpu-0=Free gpu-1=Free'; pod 15000 0"#,
+         new; sup; waits 'published gpu-0=Free gpu-1=Free'; pod 15000 0"#,
     );
     let prepared = "prepared k8s.gpu.nvidia.com/gpu=GPU-51eed000-0000-4000-8000-0000fa4e0000";
     let expected = [
@@ -105,7 +106,6 @@ fn claims_with_limits() {
         "ok",
         prepared,
         prepared,
-        "pipe",
         "done",
         "done",
         NO_MEMORY,

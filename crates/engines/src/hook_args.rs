@@ -15,7 +15,7 @@ pub const STAGES: [&str; 4] = ["prestart", "createRuntime", "poststart", "postst
 pub const REMOVED_STAGES: [&str; 2] = ["createContainer", PRECREATE];
 
 /// The commands of the hook for people.
-pub const COMMANDS: [&str; 14] = [
+pub const COMMANDS: [&str; 13] = [
     "ps",
     "why",
     "plan",
@@ -26,7 +26,6 @@ pub const COMMANDS: [&str; 14] = [
     "status",
     "cdi",
     "prepare",
-    "mps",
     "completion",
     "version",
     "help",

@@ -120,10 +120,10 @@ kinds! {
         fix "remove `allow` and `deny` of GPUs from the `[devices]` table of config.toml, or disable the GPU in Windows" see "hosts.md";
     MPS_START "ONH-026" Error "the MPS daemon of a GPU cannot be started"
         why "containers that share the GPU do not start until its daemon runs"
-        fix "follow the hint of the message, then run `systemctl restart oci-nvidia-mps@GPU`" see "sharing.md";
+        fix "follow the hint of the message, then run `systemctl restart oci-nvidia-mps`" see "sharing.md";
     MPS_FAILED "ONH-027" Error "the MPS daemon of a GPU failed"
         why "without the daemon, nothing limits the GPU memory of a container. Therefore the compute mode of the GPU is PROHIBITED: no CUDA program can start on it"
-        fix "see `journalctl -u 'oci-nvidia-mps@*'` for the reason; systemd starts the daemon again. If it is not needed any more, stop the unit, and set the compute mode with `nvidia-smi -i GPU -c DEFAULT`" see "sharing.md";
+        fix "see `journalctl -u 'oci-nvidia-mps@*'` for the reason; systemd starts the daemon again. To give containers the GPU without MPS, remove it from `mps-gpus` in config.toml, and run `systemctl restart oci-nvidia-mps`" see "sharing.md";
     UNKNOWN_DEVICE "ONH-030" Error "the requested GPU does not exist"
         why "the container would start with fewer GPUs than it requested"
         fix "request one of the GPUs that the message lists; `oci-nvidia-hook info` also prints UUIDs and bus ids" see "";
@@ -199,9 +199,9 @@ kinds! {
     NOT_EXAMINED "ONH-055" Error "a running container cannot be examined"
         why "its process does not exist, or belongs to another user, or is not in a container"
         fix "run `doctor --container` or `doctor --pid` as root, for a container that is running" see "";
-    MPS_NOT_READY "ONH-056" Error "the GPU is shared through MPS, and its daemon is not ready"
+    MPS_NOT_READY "ONH-056" Error "config.toml shares the GPU through MPS, and its daemon is not ready"
         why "programs could not use the GPU, or would use it without the limits of the daemon"
-        fix "see `systemctl status oci-nvidia-mps@GPU` and start the unit, or stop it to give containers the GPU without MPS" see "sharing.md";
+        fix "see `systemctl status 'oci-nvidia-mps*'`, and run `systemctl enable --now oci-nvidia-mps`; to give containers the GPU without MPS, remove it from `mps-gpus` in config.toml and restart that unit" see "sharing.md";
     MPS_SEVERAL "ONH-057" Error "a GPU that is shared through MPS is requested together with other GPUs"
         why "a program can connect to the MPS daemon of one GPU only"
         fix "request only this GPU, or only the others; a container for monitoring gets all of them with `NVIDIA_DRIVER_CAPABILITIES=utility`" see "sharing.md";
@@ -248,7 +248,7 @@ kinds! {
         fix "delete the pod" see "claims.md";
     CLAIM_CONFIG "ONH-083" Error "a claim has a configuration that is not supported"
         why "a device without the configuration, or with an MPS daemon that permits more than the claim, would behave in another way than its users expect"
-        fix "remove the configuration from the claim or from its DeviceClass. `GpuConfig` is accepted with the defaults of time-slicing. With MPS, the daemon `oci-nvidia-mps@GPU` of the node must have limits that are not above the claim's" see "claims.md";
+        fix "remove the configuration from the claim or from its DeviceClass. `GpuConfig` is accepted with the defaults of time-slicing. With MPS, the limits in `[sharing]` of the node's config.toml must not be above the claim's" see "claims.md";
 
     UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
         why "the key has no effect"
@@ -268,8 +268,8 @@ kinds! {
     EXPOSED "ONH-106" Note "every pod can request all GPUs"
         why "a variable in the image is enough, whatever the scheduler assigned to the pod"
         fix "on a shared cluster, set `accept-nvidia-visible-devices-envvar-when-unprivileged = false` and `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
-    LIMIT_UNMATCHED "ONH-107" Warning "an entry of the [devices] table matches no GPU"
-        why "a misspelled entry does not protect any GPU"
+    LIMIT_UNMATCHED "ONH-107" Warning "an entry of the [devices] or [sharing] table matches no GPU"
+        why "a misspelled entry does not protect or share any GPU"
         fix "correct or remove the entry in config.toml; `oci-nvidia-hook info` prints the GPUs of the host" see "oci-nvidia-hook.toml(5)";
     TIMEOUTS "ONH-108" Warning "the engine may end the hook before it can report an error"
         why "a container then fails without a reason, or its start never ends"
@@ -374,12 +374,12 @@ kinds! {
         why "on WSL 2, one device node stands for all GPUs"
         fix "set `CUDA_VISIBLE_DEVICES` in the container to limit its programs" see "hosts.md";
 
-    MPS_LIMITS "ONH-235" Note "the limits of an MPS daemon differ from config.toml"
-        why "config.toml was changed after the daemon started, or `MPS_OPTIONS` or the command line of its unit has other limits"
-        fix "run `systemctl restart oci-nvidia-mps@GPU`, which ends the clients of the daemon; no action is needed if the unit sets the limits" see "sharing.md";
+    MPS_DIFFERS "ONH-235" Warning "an MPS daemon differs from config.toml"
+        why "`[sharing]` was changed after the daemon started: it has other limits, or its GPU is not shared any more and is closed to programs without MPS"
+        fix "run `systemctl restart oci-nvidia-mps`, which ends the clients of all daemons" see "sharing.md";
     MPS_OUTDATED "ONH-236" Warning "the driver was updated while an MPS daemon runs"
         why "the daemon and its server use the old kernel module, which cannot be unloaded meanwhile; new clients use the new libraries"
-        fix "stop the unit `oci-nvidia-mps@GPU`, load the new kernel module, and start the unit again" see "driver-update.md";
+        fix "stop the unit `oci-nvidia-mps`, load the new kernel module, and start the unit again" see "driver-update.md";
 
     HIDDEN "ONH-301" Note "a file of the driver hides a file of the image"
         why "the image's copy would not work with the host's kernel module"

@@ -22,8 +22,9 @@ use base::paths::HostPath;
 use base::sys::file_id::FileId;
 use base::sys::mount::statmount;
 use cdi_spec::file::Format;
-use cdi_spec::spec::Spec;
+use cdi_spec::spec::{ContainerEdits, Device, Spec};
 use engines::cdi_check::is_ours;
+use nvidia_host::capability::DRIVER_CAPABILITIES;
 use nvidia_host::cdi::extra_devices;
 use nvidia_host::cdi::generate::{ALL, Naming};
 use nvidia_host::cdi::of_host::{Settings, SpecWriter};
@@ -56,6 +57,9 @@ pub const DEVICE_PLUGIN: Kind = Kind {
 pub const CLAIMS: Kind = Kind {
     vendor: kinds::CLAIMS.as_str(),
 };
+
+/// The name of the device for claims that say that the container only monitors its GPUs: the hook entry then gives it no MPS daemon.
+pub const MONITORING: &str = "monitoring";
 
 /// The directory for specs that do not outlive a boot.
 pub const DIR: &str = "/var/run/cdi";
@@ -196,6 +200,18 @@ fn mount_id(path: &Path) -> Option<u64> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
     statmount::reused_id(file).ok()
+}
+
+fn monitoring() -> Device {
+    let container_edits = ContainerEdits {
+        env: vec![format!("{DRIVER_CAPABILITIES}=utility")],
+        ..ContainerEdits::default()
+    };
+    Device {
+        name: MONITORING.to_owned(),
+        container_edits,
+        ..Device::default()
+    }
 }
 
 fn names(spec: &Spec) -> BTreeSet<String> {
@@ -579,7 +595,14 @@ impl VendorSpecs {
             ..self.settings.clone()
         };
         // `check` and doctor report the findings.
-        SpecWriter::new(&self.config, &settings, || false).make_of(&host)
+        let mut spec = SpecWriter::new(&self.config, &settings, || false).make_of(&host)?;
+        if self.kind == CLAIMS
+            && !spec.devices.is_empty()
+            && !self.config.sharing.mps_gpus.is_empty()
+        {
+            spec.devices.push(monitoring());
+        }
+        Ok(spec)
     }
 
     /// Writes the file, and returns the names of its devices. Without a device, it writes no file: engines reject such a spec.

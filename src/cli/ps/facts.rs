@@ -12,7 +12,7 @@ use nvidia_host::config::Config;
 use nvidia_host::host;
 use nvidia_host::inventory::fingerprint::uptime;
 use nvidia_host::inventory::processes::GpuProcesses;
-use nvidia_host::mps::{self, Daemon};
+use nvidia_host::mps::Daemon;
 use records::{Pod, Record, RecordedDevice};
 
 use super::super::containers::KnownContainer;
@@ -112,7 +112,7 @@ pub(super) fn read(known: Vec<KnownContainer>, config: Option<&Config>) -> Facts
         others,
         gpus,
         containers,
-        mps: config.map(mps::of_host).unwrap_or_default(),
+        mps: config.map(host::mps_daemons).unwrap_or_default(),
     }
 }
 

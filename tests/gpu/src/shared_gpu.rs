@@ -1,4 +1,4 @@
-//! A GPU that `oci-nvidia-hook mps` shares while a check runs. Its compute mode is restored whatever happens.
+//! A GPU that `oci-nvidia-mps` shares while a check runs. Its compute mode is restored whatever happens.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,6 @@ const DIRECTORY: &str = "/run/oci-nvidia-mps";
 const PROCESS: &str = "nvidia-cuda-mps";
 /// How long the daemon may take to end, with its clients.
 const END: Duration = Duration::from_secs(20);
-/// The limits of each client.
-const LIMITS: [&str; 4] = ["--memory-limit", "2G", "--thread-percentage", "40"];
 /// The only compute mode with which the checks begin.
 const DEFAULT: &str = "Default";
 
@@ -37,6 +35,10 @@ pub struct SharedGpu<'a> {
     bench: &'a Bench,
     driver: &'a Driver,
     pub gpu: &'a Gpu,
+    /// config.toml of the checks, with the GPU that is shared
+    pub config: PathBuf,
+    /// The cgroup of the unit, in which the supervisor and its daemon run
+    cgroup: PathBuf,
     supervisor: Option<Started>,
     guard: Option<Guard>,
 }
@@ -52,10 +54,14 @@ impl<'a> SharedGpu<'a> {
             bench,
             driver,
             gpu,
+            config: bench.work.join("mps.toml"),
+            cgroup: PathBuf::new(),
             supervisor: None,
             guard: None,
         };
         shared.can_run()?;
+        shared.write_config()?;
+        shared.cgroup = shared.make_cgroup()?;
         let restore = driver.smi_command(&["-i", &gpu.uuid, "-c", "DEFAULT"])?;
         shared.guard = Some(Guard::start(&restore)?);
         if Path::new(DIRECTORY).is_dir() {
@@ -95,6 +101,43 @@ impl<'a> SharedGpu<'a> {
         }
     }
 
+    fn write_config(&self) -> Result<(), String> {
+        let failed = |error: std::io::Error| format!("cannot write {:?}: {error}", self.config);
+        let text = std::fs::read_to_string(&self.driver.config).map_err(failed)?;
+        let sharing = format!(
+            "\n[sharing]\nmps-gpus = [{:?}]\nmps-memory-limit = \"{MEMORY_MIB}M\"\nmps-thread-percentage = {PERCENTAGE}\n",
+            self.gpu.uuid
+        );
+        std::fs::write(&self.config, text + &sharing).map_err(failed)
+    }
+
+    /// Creates a cgroup with the name of the unit, as systemd does.
+    fn make_cgroup(&self) -> Result<PathBuf, Stop> {
+        for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+            let root = Path::new(root);
+            let dir = root
+                .join(format!("gpu-checks-{}", std::process::id()))
+                .join(format!("oci-nvidia-mps@{}.service", self.gpu.uuid));
+            if root.join("cgroup.procs").exists() && std::fs::create_dir_all(&dir).is_ok() {
+                return Ok(dir);
+            }
+        }
+        cannot_run("no cgroup of version 2 can be created")
+    }
+
+    /// Returns a command of `oci-nvidia-mps` that runs in the cgroup of the unit.
+    fn in_unit(&self, words: &[&str]) -> Command {
+        let mut command = self.driver.on_host(Path::new("/bin/sh"));
+        command
+            .args(["-c", "echo 0 >\"$0\"; exec \"$@\""])
+            .arg(self.cgroup.join("cgroup.procs"))
+            .arg(self.bench.options.program("oci-nvidia-mps"))
+            .arg("--config")
+            .arg(&self.config)
+            .args(words);
+        command
+    }
+
     fn smi(&self, arguments: &[&str]) -> Result<String, Stop> {
         let arguments = [&["-i", self.gpu.uuid.as_str()], arguments].concat();
         Ok(self.driver.smi(&arguments, self.bench.left())?.ok()?)
@@ -114,14 +157,7 @@ impl<'a> SharedGpu<'a> {
     /// # Errors
     /// If the supervisor ends or the time is up.
     pub fn supervise(&mut self) -> Result<(), Stop> {
-        let mut command = self
-            .driver
-            .on_host(&self.bench.options.program("oci-nvidia-hook"));
-        command
-            .arg("--config")
-            .arg(&self.driver.config)
-            .args(["mps", &self.gpu.uuid])
-            .args(LIMITS);
+        let mut command = self.in_unit(&["run", &self.gpu.uuid]);
         let mut supervisor = process::start(&mut command, b"", &self.bench.work)?;
         if let Some(guard) = &mut self.guard {
             guard.write(&supervisor.id().to_string());
@@ -162,10 +198,27 @@ impl<'a> SharedGpu<'a> {
             return failed("the supervisor goes on without its daemon");
         }
         let ran = supervisor.wait(END)?;
+        self.clean_up()?;
         match ran.status.success() {
             false => Ok(()),
             true => failed("the supervisor reports success although its daemon was killed"),
         }
+    }
+
+    /// Does what systemd does after the end of the supervisor: the GPU stays closed, because it is shared.
+    fn clean_up(&self) -> Result<(), Stop> {
+        let mut command = self.in_unit(&["end", &self.gpu.uuid, "exit-code"]);
+        let ended = process::start(&mut command, b"", &self.bench.work)?.wait(END)?;
+        ended.ok()?;
+        Ok(())
+    }
+
+    /// Gives the GPU back, as the removal of the package does.
+    fn give_back(&self) -> Result<(), Stop> {
+        let mut command = self.in_unit(&["restore", "--all"]);
+        let ended = process::start(&mut command, b"", &self.bench.work)?.wait(END)?;
+        ended.ok()?;
+        Ok(())
     }
 
     /// Kills a process that the state names.
@@ -177,16 +230,23 @@ impl<'a> SharedGpu<'a> {
         }
     }
 
-    /// Stops the supervisor, and checks that it has restored the compute mode.
+    /// Stops the supervisor, and checks that the GPU stays closed until it is given back.
     ///
     /// # Errors
     /// If it does not end, or the mode is another one.
     pub fn stop(mut self) -> Result<(), Stop> {
-        let ends = self.end();
-        let mode = self.mode()?;
-        if !ends {
+        if !self.end() {
             return failed("the supervisor does not end after SIGTERM");
         }
+        self.clean_up()?;
+        let mode = self.mode()?;
+        if mode != "Prohibited" {
+            return failed(format!(
+                "the stopped supervisor leaves the compute mode {mode:?}"
+            ));
+        }
+        self.give_back()?;
+        let mode = self.mode()?;
         if mode != DEFAULT {
             return failed(format!("the supervisor leaves the compute mode {mode:?}"));
         }
@@ -217,6 +277,9 @@ impl Drop for SharedGpu<'_> {
             return;
         };
         self.end();
+        self.clean_up().ok();
+        std::fs::remove_dir(&self.cgroup).ok();
+        self.cgroup.parent().map(std::fs::remove_dir);
         let restored = self.smi(&["-c", "DEFAULT"]);
         // Otherwise the guard tries again.
         if restored.is_ok() {
@@ -244,8 +307,7 @@ fn has_process(name: &str) -> bool {
 #[derive(Debug)]
 struct Guard(ChildStdin);
 
-/// Reads the process id of the supervisor, and `done`. The input ends with this process. A supervisor restores the mode itself within
-/// 15 seconds. `$0` is the command, which gets its arguments.
+/// Reads the process id of the supervisor, and `done`. The input ends with this process. A supervisor ends within 15 seconds. `$0` is the command, which gets its arguments.
 const GUARD: &str = r#"exec 3<&0
 { while read -r word; do last=$word; done
 [ "$last" = done ] || { kill "$last" && sleep 15; "$0" "$@"; }; } <&3 >/dev/null 2>&1 &"#;

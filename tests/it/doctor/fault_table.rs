@@ -36,10 +36,16 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &rows! {
         "gpus", "ONH-201: GPU 3", Status::Warning;
     "rm run/nvidia-persistenced/socket; ln -s / run/nvidia-persistenced/socket; chown -h 7 run/nvidia-persistenced",
         "daemons", "ONH-218", Status::Warning;
-    "mkdir -p run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003/pipe; \
-         cd run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003; touch lock; \
-         echo '{\"format\":1,\"gpu\":\"GPU-51eed003-0003-4003-8000-0000fa4e0003\",\"name\":\"3\",\"state\":\"ready\"}' >state",
+    "sed -i '/^.sharing]/a mps-gpus = [\"3\"]' etc/nvidia-container-runtime/config.toml; \
+         mkdir -p run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003/pipe; cd run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003; \
+         echo '{\"format\":2,\"gpu\":\"GPU-51eed003-0003-4003-8000-0000fa4e0003\",\"state\":\"ready\"}' >state",
         "mps", "ONH-027: the MPS daemon of GPU-51eed003-0003-4003-8000-0000fa4e0003 does not work: its supervisor has ended", Status::Error;
+    "sed -i '/^.sharing]/a mps-gpus = [\"3\"]' etc/nvidia-container-runtime/config.toml",
+        "mps", "ONH-027: the MPS daemon of GPU-51eed003-0003-4003-8000-0000fa4e0003 does not work: it was not started", Status::Error;
+    "sed -i '/^.sharing]/a mps-gpus = [\"9\"]' etc/nvidia-container-runtime/config.toml",
+        "mps", "ONH-107: mps-gpus in the [sharing] table of config.toml contains \"9\"", Status::Warning;
+    "mkdir -p run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003; touch run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003/state",
+        "mps", "ONH-235: config.toml does not share GPU-51eed003-0003-4003-8000-0000fa4e0003 any more", Status::Warning;
     "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
          printf 'gpu3/gi1/access 12\\ngpu3/gi1/ci0/access 13\\n' >proc/driver/nvidia-caps/mig-minors; \
          mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0; \

@@ -1,4 +1,5 @@
 //! Starts a program that keeps running, and asks a program a question within a time limit.
+#![allow(unsafe_code, reason = "capabilities are dropped between fork and exec")]
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,6 +13,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use rustix::fs::MemfdFlags;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::process;
 
@@ -27,6 +29,8 @@ pub struct Program<'a> {
     pub arguments: &'a [&'a str],
     /// The environment variables
     pub environment: &'a [(&'a str, &'a OsStr)],
+    /// The capabilities that it keeps, of those that this process has
+    pub capabilities: CapabilitySet,
 }
 
 impl Program<'_> {
@@ -38,8 +42,28 @@ impl Program<'_> {
         let mut command = Command::new(self.path);
         command.args(self.arguments).env_clear().current_dir("/");
         command.envs(self.environment.iter().copied());
+        let kept = self.capabilities;
+        // SAFETY: in the child of a fork, the function only makes system calls. It does not allocate memory or take locks.
+        unsafe { command.pre_exec(move || drop_capabilities(kept)) };
         command
     }
+}
+
+/// Drops all other capabilities, so that a program of root does not have them either: at execve(2) it gets those of the bounding set.
+fn drop_capabilities(kept: CapabilitySet) -> io::Result<()> {
+    for capability in CapabilitySet::all() {
+        if !kept.contains(capability) {
+            // EINVAL means that the kernel does not have the capability, EPERM that this process may not change the set.
+            rustix::thread::remove_capability_from_bounding_set(capability).ok();
+        }
+    }
+    let kept = rustix::thread::capabilities(None)?.permitted & kept;
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
 /// What a program answered.
@@ -146,6 +170,7 @@ mod tests {
             path: Path::new("/bin/sh"),
             arguments,
             environment: &[],
+            capabilities: CapabilitySet::all(),
         }
     }
 

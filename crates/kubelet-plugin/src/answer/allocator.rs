@@ -125,7 +125,7 @@ impl ClaimCheck {
 }
 
 impl HostCheck for ClaimCheck {
-    fn check(&self, uuids: &[&str]) -> Result<(), Refusal> {
+    fn check(&self, uuids: &[&str], for_cuda: &[&str]) -> Result<(), Refusal> {
         let in_specs = self.specs.restored();
         for uuid in uuids {
             if let Some(why) = in_specs.why_missing(uuid) {
@@ -140,9 +140,7 @@ impl HostCheck for ClaimCheck {
         let facts = host.device_facts(&response::wanted(Features::EMPTY), &devices);
         response::nodes(&facts, &devices, Features::EMPTY)
             .map_err(|error| Refusal::from(&error))?;
-        for device in devices {
-            decide::shared(&facts.mps, &[device]).map_err(|error| Refusal::from(&error))?;
-        }
+        mps::of_container(&facts.mps, for_cuda).map_err(|error| Refusal::from(&error))?;
         Ok(())
     }
 }
@@ -214,7 +212,7 @@ pub fn allocate(
         settings: plugin,
         has_icds: plugin.host_path.join(ICDS).is_dir(),
         features,
-        mps_pipe: mps_pipe(&facts, &permitted, &devices)?,
+        mps_pipe: mps_pipe(&facts, &devices)?,
     };
     response::response(&facts, &devices, &layout)
 }
@@ -223,22 +221,11 @@ pub fn allocate(
 /// device, and then the container would have no limits.
 fn mps_pipe<'f>(
     facts: &'f DeviceFacts,
-    devices: &[&ResourceDevice],
-    host_devices: &[HostDevice<'_>],
+    devices: &[HostDevice<'_>],
 ) -> Result<Option<&'f Path>, Refusal> {
-    let daemon = decide::shared(&facts.mps, host_devices).map_err(|error| Refusal::from(&error))?;
-    if let Some(daemon) = daemon {
-        return Ok(Some(daemon.ipc.source.as_path()));
-    }
-    for device in devices {
-        if device.mps_replicas.is_some() {
-            let what = format!("the MPS daemon of {} has ended", device.gpu);
-            let unit = format!("oci-nvidia-mps@{}", device.gpu);
-            let fix = format!("run \"systemctl status {unit}\" on the node, and delete the pod");
-            return Err(Refusal::of(&catalog::MPS_NOT_READY, &what, &fix));
-        }
-    }
-    Ok(None)
+    let daemon = decide::shared(&facts.mps, devices).map_err(|error| Refusal::from(&error))?;
+    let ipc = daemon.and_then(|daemon| daemon.ipc.as_ref());
+    Ok(ipc.map(|ipc| ipc.source.as_path()))
 }
 
 /// Returns the available devices that a container can have together: without the GPUs that have an MPS daemon, if there are enough others.

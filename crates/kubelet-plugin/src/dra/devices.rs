@@ -13,11 +13,14 @@ use crate::node::devices::parts;
 use crate::node::facts::{NvmlFacts, architecture};
 use crate::node::gpus::{NodeGpu, NumaNodes, PcieRoots};
 use crate::node::health::GpuFailure;
+use crate::node::mps::max_clients;
 use crate::settings::Plugin;
 
 pub(super) const MIB: u64 = 1024 * 1024;
 /// The name of the capacity of which a claim with MPS gets a part
 pub(super) const MEMORY: &str = "memory";
+/// The name of the capacity of which a claim with MPS gets one
+pub(super) const CLIENTS: &str = "clients";
 /// The longest value of a text, in bytes.
 const MAX_TEXT: usize = 64;
 /// The longest name of a device, which is a label of DNS.
@@ -163,10 +166,12 @@ fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> Cla
     match part {
         None => {
             device.text("type", "gpu");
-            device.mps = mps::of_gpu(sources.mps, &gpu.gpu.uuid).map(MpsLimits::of);
             let properties = facts.properties.get(&gpu.gpu.uuid);
             if let Some(mib) = properties.and_then(|properties| properties.memory_mib) {
                 device.capacity.insert(MEMORY, mib.saturating_mul(MIB));
+            }
+            if let Some(daemon) = mps::of_gpu(sources.mps, &gpu.gpu.uuid) {
+                device.share_with(MpsLimits::of(daemon), max_clients(&gpu.gpu));
             }
         }
         Some(mig) => {
@@ -182,6 +187,20 @@ fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> Cla
 }
 
 impl ClaimDevice {
+    /// Makes it a device that MPS shares. It has another type than a whole GPU, whose class does not match it.
+    fn share_with(&mut self, limits: MpsLimits, clients: u32) {
+        self.text("type", "mps");
+        let percentage = Value::Number(limits.thread_percentage.into());
+        self.attributes.insert("mpsThreadPercentage", percentage);
+        if let Some(memory) = limits.memory {
+            let mib = i64::try_from(memory / MIB).unwrap_or(i64::MAX);
+            self.attributes
+                .insert("mpsMemoryLimitMiB", Value::Number(mib));
+        }
+        self.capacity.insert(CLIENTS, clients.into());
+        self.mps = Some(limits);
+    }
+
     /// Adds an attribute, unless the text is empty or too long for one.
     fn text(&mut self, name: &'static str, value: &str) {
         if !value.is_empty() && value.len() <= MAX_TEXT {

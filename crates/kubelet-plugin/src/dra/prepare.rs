@@ -64,12 +64,9 @@ pub fn prepare(
         .flatten()
         .filter(|result| result.driver == known.driver);
     let mut devices = Vec::new();
-    let mut uuids = Vec::new();
-    for (position, result) in ours.clone().enumerate() {
-        let found = device(result, known, configs, position).and_then(|found| {
-            check_mps(result, found, ours.clone())?;
-            Ok(found)
-        });
+    let (mut uuids, mut for_cuda) = (Vec::new(), Vec::new());
+    for (position, result) in ours.enumerate() {
+        let found = device(result, known, configs, position);
         let found = found.map_err(|Cause { kind, what, fix }| {
             let what = format!(
                 "cannot prepare {:?} for the claim {name:?}: {what}",
@@ -78,13 +75,16 @@ pub fn prepare(
             Refusal::of(kind, &what, &fix)
         })?;
         uuids.push(found.uuid.as_str());
+        if !is_admin(result) {
+            for_cuda.push(found.uuid.as_str());
+        }
         devices.push(answer(result, found));
     }
     if let Some(host) = host
         && !uuids.is_empty()
     {
         let why = format!("cannot prepare the claim {name:?}");
-        host.check(&uuids)
+        host.check(&uuids, &for_cuda)
             .map_err(|refusal| refusal.in_context(&why))?;
     }
     Ok(devices)
@@ -170,6 +170,15 @@ fn device<'k>(
         what,
         fix: "remove the configuration from the claim or from its DeviceClass".to_owned(),
     })?;
+    if mps.is_some() && is_admin(result) {
+        return Err(Cause {
+            kind: &catalog::CLAIM_CONFIG,
+            what:
+                "a request with adminAccess is for monitoring, and its configuration requires MPS"
+                    .to_owned(),
+            fix: "remove the configuration for this request from the claim".to_owned(),
+        });
+    }
     let device = find(result, known)?;
     // An engine that does not find the CDI device starts no container, and does not know the reason.
     if !known.pool.in_spec.contains(&device.uuid) {
@@ -202,38 +211,24 @@ fn device<'k>(
     Ok(device)
 }
 
-/// Checks that a container does not get the device of an MPS daemon together with another one: CUDA connects to one daemon only. A container
-/// that names the request gets all of its devices.
-fn check_mps<'r>(
-    result: &DeviceRequestAllocationResult,
-    device: &ClaimDevice,
-    mut results: impl Iterator<Item = &'r DeviceRequestAllocationResult>,
-) -> Result<(), Cause> {
-    let request = main_request(&result.request);
-    let has_others = results
-        .any(|other| other.device != result.device && main_request(&other.request) == request);
-    if device.mps.is_none() || !has_others {
-        return Ok(());
-    }
-    Err(Cause {
-        kind: &catalog::MPS_SEVERAL,
-        what: format!("it has an MPS daemon, and the request {request:?} has several devices"),
-        fix: format!(
-            "request one device, or run \"systemctl disable --now oci-nvidia-mps@{}\" on the node",
-            device.gpu
-        ),
-    })
-}
-
 /// Returns the answer for a device.
 fn answer(result: &DeviceRequestAllocationResult, device: &ClaimDevice) -> v1::Device {
+    let mut cdi_device_ids = vec![cdi_specs::CLAIMS.device_name(&device.uuid)];
+    if is_admin(result) && device.mps.is_some() {
+        cdi_device_ids.push(cdi_specs::CLAIMS.device_name(cdi_specs::MONITORING));
+    }
     v1::Device {
         request_names: vec![main_request(&result.request).to_owned()],
         pool_name: result.pool.clone(),
         device_name: result.device.clone(),
-        cdi_device_ids: vec![cdi_specs::CLAIMS.device_name(&device.uuid)],
+        cdi_device_ids,
         share_id: result.share_id.clone(),
     }
+}
+
+/// Whether the claim has the device for monitoring, beside others. It needs NVML, and neither CUDA nor a daemon of MPS.
+fn is_admin(result: &DeviceRequestAllocationResult) -> bool {
+    result.admin_access == Some(true)
 }
 
 /// The kubelet expects the request without the name of the alternative that the scheduler chose.
@@ -260,7 +255,7 @@ fn tolerates_unhealthy(result: &DeviceRequestAllocationResult, known: &ClaimCont
                 .as_ref()
                 .is_none_or(|found| found.is_empty() || *found == effect)
     });
-    known.effect == TaintEffect::None || result.admin_access == Some(true) || is_tolerated
+    known.effect == TaintEffect::None || is_admin(result) || is_tolerated
 }
 
 #[cfg(test)]
@@ -442,20 +437,42 @@ mod tests {
             "{error}"
         );
         let error = ask(&claim(&one, &config("8Gi"))).unwrap_err();
-        assert!(error.contains("has no MPS daemon (ONH-083)"), "{error}");
-        let several = json!([result("gpu-0", &json!({})), result("gpu-1", &json!({}))]);
-        let error = ask_with(&claim(&several, &json!([])), mps).unwrap_err();
         assert!(
-            error.contains(
-                "it has an MPS daemon, and the request \"gpu\" has several devices (ONH-057)"
-            ),
+            error.contains("config.toml of the node does not share the GPU (ONH-083)"),
             "{error}"
         );
-        let apart = json!([
-            result("gpu-0", &json!({})),
-            result("gpu-1", &json!({"request": "other"}))
-        ]);
-        assert!(ask_with(&claim(&apart, &json!([])), mps).is_ok());
+    }
+
+    /// Monitoring needs neither CUDA nor a daemon, and its container says so to the hook entry.
+    #[test]
+    fn admin_access_beside_mps() {
+        let mps = |pool: &mut Pool| {
+            let limits = MpsLimits {
+                memory: None,
+                thread_percentage: 100,
+            };
+            Arc::make_mut(&mut pool.devices)[0].mps = Some(limits);
+        };
+        let admin = json!({"adminAccess": true});
+        let all = json!([result("gpu-0", &admin), result("gpu-1", &admin)]);
+        let found = ask_with(&claim(&all, &json!([])), mps).unwrap();
+        let ids: Vec<_> = found
+            .into_iter()
+            .map(|device| device.cdi_device_ids)
+            .collect();
+        let name = |device: &str| format!("k8s.gpu.nvidia.com/gpu={device}");
+        let expected = [
+            vec![name("GPU-gpu-0"), name("monitoring")],
+            vec![name("GPU-gpu-1")],
+        ];
+        assert_eq!(ids, expected);
+        let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}});
+        let config = json!([{"source": "FromClaim", "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
+        let error = ask_with(&claim(&all, &config), mps).unwrap_err();
+        assert!(
+            error.contains("adminAccess") && error.contains("(ONH-083)"),
+            "{error}"
+        );
     }
 
     #[test]

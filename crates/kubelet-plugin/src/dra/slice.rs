@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::devices::{ClaimDevice, MEMORY, Value};
+use super::devices::{CLIENTS, ClaimDevice, MEMORY, Value};
 use crate::settings::values::TaintEffect;
 
 /// The most devices in a slice. Slices without taints may have 128, but then the first taint would move devices to another slice.
@@ -78,7 +78,11 @@ fn api_device(device: &ClaimDevice, owner: &Owner<'_>) -> ApiDevice {
     };
     let mut capacities = BTreeMap::new();
     for (name, value) in &device.capacity {
-        let share = if *name == MEMORY { share } else { None };
+        let share = share.and_then(|memory| match *name {
+            MEMORY => Some(memory),
+            CLIENTS => Some(1),
+            _ => None,
+        });
         capacities.insert((*name).to_owned(), capacity(*value, share));
     }
     let taints = device

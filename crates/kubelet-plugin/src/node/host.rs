@@ -16,6 +16,7 @@ use nvidia_host::inventory::{BusId, cap_files, procfs};
 use nvidia_host::mps::{self, Daemon};
 
 use super::gpus::{self, NodeGpu, NumaNodes, PcieRoots, parse_numa_node, pcie_root};
+use super::obstacle::NOT_ANSWERED;
 
 /// The file with the model of the computer.
 const MACHINE: &str = "/sys/devices/virtual/dmi/id/product_name";
@@ -53,11 +54,23 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
     Ok(found)
 }
 
-/// Returns the MPS daemons of the node.
+/// Returns the MPS daemons of those GPUs that config.toml shares.
 #[must_use]
-pub fn mps_daemons(config: &Config) -> Vec<Daemon> {
+pub fn mps_daemons(config: &Config, gpus: &[NodeGpu]) -> Vec<Daemon> {
+    if config.sharing.mps_gpus.is_empty() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for NodeGpu { gpu, failure, .. } in gpus {
+        let mut gpu = gpu.clone();
+        // The kernel does not know NVML's index, so that no index names the GPU.
+        if failure.as_deref() == Some(NOT_ANSWERED) {
+            gpu.index = u32::MAX;
+        }
+        found.push(gpu);
+    }
     match Tree::open(&config.driver_root) {
-        Ok(driver) => mps::daemons(&driver),
+        Ok(driver) => mps::daemons(&driver, &config.sharing, &found),
         Err(_) => Vec::new(),
     }
 }

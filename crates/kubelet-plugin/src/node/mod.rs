@@ -229,8 +229,11 @@ impl Node {
         };
         let why = uuid.and_then(|uuid| self.in_specs.why_unusable(uuid));
         found.extend(why.map(Obstacle::NoCdiDevice));
-        let why = self.mps.why_unusable(&gpu.gpu, replicas);
-        found.extend(why.map(Obstacle::Mps));
+        // NVML's index, which config.toml can name, is not known before.
+        if gpu.failure.as_deref() != Some(NOT_ANSWERED) {
+            let why = self.mps.why_unusable(&gpu.gpu, replicas);
+            found.extend(why.map(Obstacle::Mps));
+        }
         found
     }
 

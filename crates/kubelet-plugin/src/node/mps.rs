@@ -1,7 +1,6 @@
 //! Decides whether a container can have a GPU that an MPS daemon serves. Pure.
 //!
-//! The plugin starts no daemon: `oci-nvidia-mps@GPU.service` does, and describes its state in files, which [`nvidia_host::mps`] reads.
-//! While a daemon is not ready, the compute mode of its GPU is PROHIBITED, so that no program runs without the limits.
+//! The plugin starts no daemon: `oci-nvidia-mps.service` does, and describes its state in files, which [`nvidia_host::mps`] reads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,25 +30,13 @@ impl Mps {
         mps::of_gpu(&self.daemons, gpu)
     }
 
-    /// Returns the UUIDs of the GPUs that have a daemon.
-    #[must_use]
-    pub fn uuids(&self) -> Vec<String> {
-        let daemons = self.daemons.iter();
-        daemons.map(|daemon| daemon.state.gpu.clone()).collect()
-    }
-
-    /// Returns why no container can have the GPU, whether it is shared or not; `None` without a daemon.
-    fn why_prohibited(&self, gpu: &str) -> Option<String> {
-        why_not_ready(self.daemon(gpu)?)
-    }
-
     /// Returns why containers cannot use a GPU. `replicas` is the number of those that are to share it with MPS; `None` if it is not shared in
     /// this way.
     #[must_use]
     pub fn why_unusable(&self, gpu: &Gpu, replicas: Option<u32>) -> Option<String> {
         match replicas {
             Some(replicas) => self.why_unshared(gpu, replicas),
-            None => self.why_prohibited(&gpu.uuid),
+            None => why_not_ready(self.daemon(&gpu.uuid)?),
         }
     }
 
@@ -65,11 +52,9 @@ impl Mps {
                 "MPS serves at most {most} clients on this GPU; set replicas = {most}, or fewer"
             ));
         }
-        let unit = unit(&gpu.uuid);
         let Some(daemon) = self.daemon(&gpu.uuid) else {
-            return Some(format!(
-                "it has no MPS daemon; run \"systemctl enable --now {unit}\""
-            ));
+            let why = "mps-gpus in [sharing] of config.toml does not list it; list it, or set sharing = \"time-slicing\"";
+            return Some(why.to_owned());
         };
         let not_ready = why_not_ready(daemon);
         not_ready.or_else(|| self.why_over_limit(daemon, replicas))
@@ -98,7 +83,7 @@ impl Mps {
             ),
             None => "mps-memory-limit".to_owned(),
         };
-        let unit = daemon.state.unit();
+        let unit = mps::UNIT;
         Some(format!(
             "{what}; set {most} in [sharing] of config.toml, and run \"systemctl restart {unit}\""
         ))
@@ -107,18 +92,12 @@ impl Mps {
 
 /// Returns why a daemon serves no client, with the command that shows more; `None` if it is ready.
 fn why_not_ready(daemon: &Daemon) -> Option<String> {
-    let (why, unit) = (daemon.problem()?, daemon.state.unit());
-    Some(format!(
-        "its MPS daemon is not ready: {why}; run \"systemctl status {unit}\""
-    ))
+    let (why, fix) = (daemon.problem()?, daemon.fix());
+    Some(format!("its MPS daemon is not ready: {why}; {fix}"))
 }
 
-/// Returns the unit of the daemon for the GPU with this UUID.
-fn unit(gpu: &str) -> String {
-    format!("oci-nvidia-mps@{gpu}")
-}
-
-fn max_clients(gpu: &Gpu) -> u32 {
+/// Returns the most clients of the daemon of a GPU.
+pub(crate) fn max_clients(gpu: &Gpu) -> u32 {
     let major = gpu.compute_capability.split('.').next();
     let major: Option<u32> = major.and_then(|text| text.parse().ok());
     if major.is_some_and(|major| major < 7) {
@@ -141,11 +120,14 @@ pub(crate) mod tests {
     pub(crate) fn daemon(status: Status, memory_limit_mib: Option<u64>) -> Daemon {
         let uuid = "GPU-0";
         let path = mps::directory_of(uuid).join(mps::PIPE);
-        let state = serde_json::json!({"format": mps::FORMAT, "gpu": uuid, "state": "ready", "memory_limit_mib": memory_limit_mib});
         Daemon {
-            state: mps::State::parse(state.to_string().as_bytes()).unwrap(),
+            index: 0,
+            state: mps::State {
+                memory_limit_mib,
+                ..mps::State::new(uuid, mps::Phase::Ready)
+            },
             status,
-            ipc: Ipc {
+            ipc: Some(Ipc {
                 channel: Channel {
                     root: HostPath::new("/"),
                     path: path.clone(),
@@ -154,7 +136,7 @@ pub(crate) mod tests {
                 source: HostPath::new(path),
                 is_fixed: true,
                 path: ContainerPath::new(mps::CONTAINER_DIRECTORY).unwrap(),
-            },
+            }),
         }
     }
 
@@ -179,7 +161,7 @@ pub(crate) mod tests {
                 Some(
                     "4 containers with 20390 MiB each, the memory limit of its MPS daemon, exceed its 81559 MiB; \
                       set mps-memory-limit = \"20389M\", or less, in [sharing] of config.toml, and run \
-                      \"systemctl restart oci-nvidia-mps@GPU-0\"",
+                      \"systemctl restart oci-nvidia-mps\"",
                 ),
             ),
             (
@@ -198,7 +180,14 @@ pub(crate) mod tests {
             (
                 Mps::default(),
                 1,
-                Some("it has no MPS daemon; run \"systemctl enable --now oci-nvidia-mps@GPU-0\""),
+                Some("mps-gpus in [sharing] of config.toml does not list it; "),
+            ),
+            (
+                mps(Status::Missing, None),
+                1,
+                Some(
+                    "its MPS daemon is not ready: it was not started; run \"systemctl enable --now oci-nvidia-mps\"",
+                ),
             ),
             (
                 mps(Status::Starting, None),

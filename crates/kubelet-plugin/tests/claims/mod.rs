@@ -11,7 +11,7 @@ use crate::fake_api::{FakeApi, Fault, NODE};
 use crate::fake_host::{Fake, uuid};
 use crate::fake_kubelet::dra::DraKubelet;
 use crate::fake_kubelet::{Container, FakeKubelet};
-use crate::mps::Daemon;
+use crate::mps::{Daemon, share};
 use crate::{AT_ONCE, GPU, POLLED, PROGRAM, ROOT, SOON};
 
 tests! {
@@ -738,6 +738,7 @@ fn selectors_match(slice: &Value) {
 fn check_prints_the_slices() {
     let host = Host::new(&["--gpus", "1"], &[]);
     let limits = json!({"memory_limit_mib": 8192, "active_thread_percentage": 25});
+    share(&host.fake, &["all".to_owned()]);
     let _daemon = Daemon::start(&host.fake, 0, limits);
     let text = host.check(&[]);
     let stdout = String::from_utf8(text.stdout).unwrap();
@@ -918,6 +919,7 @@ fn restarts(random: &mut Random, orders: u64) {
 /// Each claim gets a share of the memory that the daemon limits.
 fn claims_share_a_gpu_with_mps() {
     let mut host = Host::new(&["--gpus", "2"], &[]);
+    share(&host.fake, &[uuid(0)]);
     let limits = json!({"memory_limit_mib": 8192});
     let mut daemon = Daemon::start(&host.fake, 0, limits.clone());
     host.run();
@@ -932,6 +934,10 @@ fn claims_share_a_gpu_with_mps() {
     assert_eq!(devices[0]["allowMultipleAllocations"], true);
     let policy = &devices[0]["capacity"]["memory"]["requestPolicy"];
     assert_eq!(*policy, json!({"default": "8Gi", "validValues": ["8Gi"]}));
+    let policy = &devices[0]["capacity"]["clients"]["requestPolicy"];
+    assert_eq!(*policy, json!({"default": "1", "validValues": ["1"]}));
+    let types = [0, 1].map(|at: usize| devices[at]["attributes"]["type"]["string"].clone());
+    assert_eq!(types, ["mps", "gpu"]);
     assert!(devices[1]["allowMultipleAllocations"].is_null());
 
     let config = |limit: &str| {
@@ -957,15 +963,6 @@ fn claims_share_a_gpu_with_mps() {
         ),
         "{error}"
     );
-    let spec = std::fs::read(host.cdi().join("k8s.gpu.nvidia.com-gpu.json")).unwrap();
-    let spec: Value = serde_json::from_slice(&spec).unwrap();
-    let devices = spec["devices"].as_array().unwrap();
-    let is_mounted = |gpu: u32| {
-        let device = devices.iter().find(|device| device["name"] == uuid(gpu));
-        device.unwrap().to_string().contains("/tmp/nvidia-mps")
-    };
-    assert_eq!([0, 1].map(is_mounted), [true, false]);
-
     daemon.kill();
     host.published("the taint", SOON, &[("gpu-0", true), ("gpu-1", false)]);
     let error = host.prepare("b", "u-2").unwrap_err();

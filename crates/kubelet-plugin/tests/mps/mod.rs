@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use nvidia_host::mps::{DIRECTORY, LOCK, PIPE, STATE, lock};
+use nvidia_host::mps::{DIRECTORY, FORMAT, PIPE, STATE, lock};
 use serde_json::{Value, json};
 
 use super::fake_host::{Fake, uuid};
@@ -13,7 +13,21 @@ use super::{GPU, Node, POLLED, ROOT, SOON, check, counts};
 
 tests! {
     ROOT => pods_share_a_gpu_with_limits, a_gpu_is_unhealthy_while_its_daemon_is_not_ready, limits_that_do_not_fit,
-        whole_gpus_with_a_daemon, a_gpu_that_is_lost, mig_devices_are_refused, the_cdi_spec_has_the_daemon, nvidias_file_with_mps;
+        whole_gpus_with_a_daemon, a_gpu_that_is_lost, mig_devices_are_refused, the_cdi_spec_has_no_daemon, nvidias_file_with_mps;
+}
+
+/// Adds the GPUs that MPS shares to config.toml.
+pub fn share(fake: &Fake, gpus: &[String]) {
+    let text = fs::read_to_string(&fake.config).unwrap();
+    let text = format!("{text}\n[sharing]\nmps-gpus = {gpus:?}\n");
+    fs::write(&fake.config, text).unwrap();
+}
+
+/// A host that shares all GPUs.
+fn sharing(options: &[&str]) -> Fake {
+    let fake = Fake::new(options);
+    share(&fake, &["all".to_owned()]);
+    fake
 }
 
 /// A supervisor of a daemon, as far as the plugin sees it.
@@ -39,18 +53,19 @@ impl Daemon {
     }
 
     pub fn run(&mut self, limits: Value) {
-        let file = File::create(self.dir.join(LOCK)).unwrap();
-        lock(&file).unwrap();
-        self.lock = Some(file);
         self.set("ready", limits);
     }
 
-    pub fn set(&self, phase: &str, more: Value) {
-        let mut state = json!({"format": 1, "gpu": self.gpu, "state": phase});
+    pub fn set(&mut self, phase: &str, more: Value) {
+        let mut state = json!({"format": FORMAT, "gpu": self.gpu, "state": phase});
         let more = more.as_object().unwrap().clone();
         state.as_object_mut().unwrap().extend(more);
-        fs::write(self.dir.join("new"), state.to_string()).unwrap();
-        fs::rename(self.dir.join("new"), self.dir.join(STATE)).unwrap();
+        let new = self.dir.join("new");
+        fs::write(&new, state.to_string()).unwrap();
+        let file = File::options().write(true).open(&new).unwrap();
+        lock(&file).unwrap();
+        fs::rename(new, self.dir.join(STATE)).unwrap();
+        self.lock = Some(file);
     }
 
     /// The supervisor is killed.
@@ -92,7 +107,7 @@ fn mps_of(node: &Node, resource: &str, id: &str) -> (Vec<String>, Option<String>
 }
 
 fn pods_share_a_gpu_with_limits() {
-    let fake = Fake::new(&["--gpus", "2"]);
+    let fake = sharing(&["--gpus", "2"]);
     let daemons = [0, 1].map(|gpu| Daemon::start(&fake, gpu, limit(16_384)));
     let node = Node::start_on(fake, &[&SHARED[..], &METRICS].concat());
     node.wait("the list", SOON, GPU, 8, 8);
@@ -106,9 +121,7 @@ fn pods_share_a_gpu_with_limits() {
         let refusal = node.kubelet.allocate(GPU, &[&[replica(0, 0), second]]);
         let refusal = refusal.unwrap_err().message().to_owned();
         assert!(
-            refusal.contains(
-                "a container can use one MPS daemon (ONH-073); hint: request nvidia.com/gpu: 1"
-            ),
+            refusal.contains("but its GPUs are shared (ONH-073); hint: request nvidia.com/gpu: 1"),
             "{refusal}"
         );
     }
@@ -136,10 +149,11 @@ fn pods_share_a_gpu_with_limits() {
 }
 
 fn a_gpu_is_unhealthy_while_its_daemon_is_not_ready() {
-    let node = Node::start(&["--gpus", "2"], &[&SHARED[..], &METRICS].concat());
+    let node = Node::start_on(sharing(&["--gpus", "2"]), &[&SHARED[..], &METRICS].concat());
     node.wait("no daemon", SOON, GPU, 0, 8);
     let unit = format!("oci-nvidia-mps@{}", uuid(0));
-    let why = format!("it has no MPS daemon; run \"systemctl enable --now {unit}\"");
+    let not_started = "its MPS daemon is not ready: it was not started";
+    let why = format!("{not_started}; run \"systemctl enable --now oci-nvidia-mps\"");
     let unhealthy = |why: &str| format!("{} is unhealthy: {why}", uuid(0));
     assert!(node.log().contains(&unhealthy(&why)), "{}", node.log());
     let refusal = node.refusal(&replica(0, 0));
@@ -176,16 +190,13 @@ fn a_gpu_is_unhealthy_while_its_daemon_is_not_ready() {
     ended("a daemon that stops", "it is starting or stopping");
     daemon.stop();
     node.until("no daemon again", SOON, || {
-        node.log()
-            .matches(&unhealthy("it has no MPS daemon"))
-            .count()
-            == 2
+        node.log().matches(&unhealthy(not_started)).count() == 2
     });
 }
 
 /// The plugin inspects the daemons every second, and a container must not start without limits in between.
 fn limits_that_do_not_fit() {
-    let fake = Fake::new(&["--gpus", "1"]);
+    let fake = sharing(&["--gpus", "1"]);
     let mut daemon = Daemon::start(&fake, 0, json!({}));
     let node = Node::start_on(fake, &SHARED);
     node.wait("no limit", SOON, GPU, 0, 4);
@@ -202,7 +213,7 @@ fn limits_that_do_not_fit() {
     daemon.stop();
     let begun = Instant::now();
     let refusal = node.refusal(&replica(0, 0));
-    let (of_list, at_once) = ("(ONH-072)", "has ended (ONH-056)");
+    let (of_list, at_once) = ("(ONH-072)", "it was not started (ONH-056)");
     assert!(
         refusal.contains(of_list) || refusal.contains(at_once),
         "{refusal}"
@@ -219,6 +230,7 @@ fn limits_that_do_not_fit() {
 /// A daemon that the settings of the plugin do not concern.
 fn whole_gpus_with_a_daemon() {
     let fake = Fake::new(&["--gpus", "3"]);
+    share(&fake, &[uuid(0)]);
     let mut daemon = Daemon::start(&fake, 0, json!({}));
     let node = Node::start_on(fake, &[]);
     node.wait("the list", SOON, GPU, 3, 3);
@@ -241,13 +253,14 @@ fn whole_gpus_with_a_daemon() {
     daemon.kill();
     node.wait("no container can use the GPU", SOON, GPU, 2, 3);
     daemon.stop();
-    node.wait("a GPU without a daemon", SOON, GPU, 3, 3);
-    node.kubelet.allocate(GPU, &[&[uuid(0), uuid(1)]]).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(counts(&node.kubelet.state(), GPU), (2, 3));
+    node.kubelet.allocate(GPU, &[&[uuid(1), uuid(2)]]).unwrap();
 }
 
 fn a_gpu_that_is_lost() {
-    let fake = Fake::new(&["--gpus", "2"]);
-    let daemons = [0, 1].map(|gpu| Daemon::start(&fake, gpu, limit(16_384)));
+    let fake = sharing(&["--gpus", "2"]);
+    let mut daemons = [0, 1].map(|gpu| Daemon::start(&fake, gpu, limit(16_384)));
     let node = Node::start_on(fake, &SHARED);
     node.wait("the list", SOON, GPU, 8, 8);
     node.fake.event("xid 0 79");
@@ -263,7 +276,7 @@ fn a_gpu_that_is_lost() {
 }
 
 fn mig_devices_are_refused() {
-    let fake = Fake::new(&["--gpus", "1"]);
+    let fake = sharing(&["--gpus", "1"]);
     let layout = fake.dir.path().join("layout");
     fs::write(&layout, "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-1\n").unwrap();
     fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
@@ -273,9 +286,9 @@ fn mig_devices_are_refused() {
     assert!(node.log().contains(said), "{}", node.log());
 }
 
-/// An engine gives the container what the spec has, and what the kubelet passes: they must agree.
-fn the_cdi_spec_has_the_daemon() {
-    let fake = Fake::new(&["--gpus", "1"]);
+/// The hook entry finds the daemon when the container starts.
+fn the_cdi_spec_has_no_daemon() {
+    let fake = sharing(&["--gpus", "1"]);
     let cdi = fake.dir.path().join("cdi");
     let options = [
         "--device-list-strategy=cdi-cri",
@@ -284,36 +297,18 @@ fn the_cdi_spec_has_the_daemon() {
     ];
     let node = Node::start_on(fake, &[&SHARED[..], &options].concat());
     node.wait("no daemon", SOON, GPU, 0, 4);
-    let mut daemon = Daemon::start(&node.fake, 0, limit(16_384));
+    let spec = || fs::read_to_string(cdi.join("k8s.device-plugin.nvidia.com-gpu.json")).unwrap();
+    let before = spec();
+    let daemon = Daemon::start(&node.fake, 0, limit(16_384));
     node.wait("the daemon", SOON, GPU, 4, 4);
-    let mounts_of_spec = || {
-        let text = fs::read(cdi.join("k8s.device-plugin.nvidia.com-gpu.json")).unwrap();
-        let spec: Value = serde_json::from_slice(&text).unwrap();
-        let devices = spec["devices"].as_array().unwrap().clone();
-        let gpu = devices.into_iter().find(|device| device["name"] == uuid(0));
-        let edits = gpu.unwrap()["containerEdits"].clone();
-        let mounts = edits["mounts"].as_array().cloned().unwrap_or_default();
-        let is_mps = |mount: &Value| mount["containerPath"] == "/tmp/nvidia-mps";
-        mounts.into_iter().filter(is_mps).collect::<Vec<Value>>()
-    };
-    let [mount] = &mounts_of_spec()[..] else {
-        panic!("{:?}", mounts_of_spec());
-    };
+    assert_eq!(spec(), before);
+    assert!(!before.contains("nvidia-mps"), "{before}");
     let (mounts, _) = mps_of(&node, GPU, &replica(0, 0));
-    let of_spec = format!("{} /tmp/nvidia-mps", mount["hostPath"].as_str().unwrap());
-    assert_eq!(mounts, [of_spec]);
-    let options = mount["options"].as_array().unwrap();
-    assert!(options.contains(&json!("ro")), "{mount}");
-    daemon.stop();
-    node.wait("no daemon", SOON, GPU, 0, 4);
-    assert!(
-        mounts_of_spec().is_empty(),
-        "a mount of a daemon that has ended"
-    );
+    assert_eq!(mounts, [format!("{} /tmp/nvidia-mps", daemon.pipe())]);
 }
 
 fn nvidias_file_with_mps() {
-    let fake = Fake::new(&["--gpus", "2"]);
+    let fake = sharing(&["--gpus", "2"]);
     let file = fake.dir.path().join("config.yaml");
     let text = "version: v1\nsharing:\n  mps:\n    renameByDefault: true\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 2\n";
     fs::write(&file, text).unwrap();

@@ -12,7 +12,6 @@ use crate::device_id::VISIBLE_DEVICES;
 use crate::driver::nodes::CAPS;
 use crate::edits::{DeviceNode, Edits};
 use crate::inventory::select;
-use crate::mps;
 
 /// The name of the device that stands for all devices.
 pub const ALL: &str = "all";
@@ -92,7 +91,7 @@ pub fn spec(
         for name in &device.names {
             listed.push(named(name, edits.clone()));
         }
-        every.push(named("", without_mps(edits, devices.len())));
+        every.push(named("", edits));
     }
     let mut container_edits = lower(common, host, more);
     // With "void", the hook ignores the container, if it is installed too.
@@ -113,16 +112,6 @@ pub fn spec(
         device.container_edits = std::mem::take(&mut device.container_edits).sort();
     }
     spec.with_minimum_version()
-}
-
-/// Removes the directory of an MPS daemon from the edits of a device that is one of several: a program can connect to one daemon only.
-fn without_mps(mut edits: ContainerEdits, count: usize) -> ContainerEdits {
-    if count > 1 {
-        edits
-            .mounts
-            .retain(|mount| mount.container_path != mps::CONTAINER_DIRECTORY);
-    }
-    edits
 }
 
 fn named(name: &str, container_edits: ContainerEdits) -> Device {

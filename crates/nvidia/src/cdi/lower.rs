@@ -72,9 +72,8 @@ pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
             continue;
         }
         let options: &[&str] = match ipc.channel.expected {
-            Expected::Socket | Expected::ReadOnlyDirectory | Expected::MpsDirectory => {
-                &READ_ONLY_OPTIONS
-            }
+            Expected::MpsDirectory => continue,
+            Expected::Socket | Expected::ReadOnlyDirectory => &READ_ONLY_OPTIONS,
             Expected::Directory | Expected::NamedDirectory => &DIRECTORY_OPTIONS,
         };
         let mount = mount(&ipc.source, &ipc.path, options);
@@ -99,7 +98,8 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
         ..RootfsEdits::default()
     };
     for ipc in &edits.ipc {
-        if !ipc.is_fixed {
+        // The entry finds the directory of an MPS daemon itself, with the state of the daemon at the start.
+        if !ipc.is_fixed && ipc.channel.expected != Expected::MpsDirectory {
             rest.channels.insert(ipc.channel.clone());
         }
     }

@@ -23,7 +23,6 @@ use crate::driver::nodes::CAPS;
 use crate::driver::{DriverKind, wsl};
 use crate::host::{DriverParts, HostState, Roots, SpecFiles};
 use crate::inventory::Inventory;
-use crate::mps;
 
 /// The state of a host, as far as a spec depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -233,14 +232,10 @@ fn sockets(roots: &Roots, config: &Config) -> Vec<(PathBuf, bool)> {
         config.mps_directory.as_deref(),
         Omit::default(),
     );
-    let mut found: Vec<_> = sockets
+    sockets
         .iter()
         .map(|socket| (socket.source.as_path().to_owned(), socket.is_fixed))
-        .collect();
-    for daemon in mps::daemons(&roots.driver) {
-        found.push((daemon.ipc.source.as_path().to_owned(), daemon.ipc.is_fixed));
-    }
-    found
+        .collect()
 }
 
 /// The number and the permissions of a device node, if it can be examined.

@@ -25,7 +25,7 @@ use crate::feature::Features;
 pub use file_states::FileStates;
 pub use files::{FILE, drop_ins, read, read_below, read_with};
 use schema::{Key, Meaning};
-pub use sharing::Sharing;
+pub use sharing::{ClientLimits, Sharing};
 pub use user::{UserSpec, resolve};
 
 /// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.
@@ -60,7 +60,7 @@ pub struct Config {
     pub make_imex_channels: bool,
     /// The GPUs and features that containers may have.
     pub devices: Limits,
-    /// The limits for the clients of MPS.
+    /// The GPUs that MPS shares, and the limits for its clients.
     pub sharing: Sharing,
     /// The runtimes that `nvidia-container-runtime` can become, the preferred one first.
     pub runtimes: Vec<String>,
@@ -537,7 +537,7 @@ mod tests {
              debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
              denied-devices = \"start\"\r\n\
              [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n\
-             [sharing]\r\nmps-memory-limit = \"8G\"\r\nmps-thread-percentage = 25\r\n\
+             [sharing]\r\nmps-gpus = [\"0\", \"all\"]\r\nmps-memory-limit = \"8G\"\r\nmps-thread-percentage = 25\r\n\
              [nvidia-container-runtime]\r\nruntimes = [\"/opt/crun\", \"runc\"]\r\n\
              [kubelet-plugin]\r\nreplicas = 2\r\n",
         )
@@ -562,8 +562,11 @@ mod tests {
                     ..Limits::default()
                 },
                 sharing: Sharing {
-                    memory_limit_mib: Some(8192),
-                    thread_percentage: Some(25),
+                    mps_gpus: vec!["0".to_owned(), "all".to_owned()],
+                    limits: ClientLimits {
+                        memory_limit_mib: Some(8192),
+                        thread_percentage: Some(25),
+                    },
                 },
                 ..Config::default()
             }
@@ -635,6 +638,10 @@ mod tests {
             (
                 "[sharing]\nmps-memory-limit = \"80 GB\"",
                 "it must be an amount of memory, such as 8G or 512M",
+            ),
+            (
+                "[sharing]\nmps-gpus = [\"0\", \"H100\"]",
+                "and \"H100\" is not a valid entry; write \"all\", or ",
             ),
             (
                 "[sharing]\nmps-thread-percentage = 101",

@@ -138,6 +138,7 @@ pub const KEYS: &[Key] = &[
     ),
     key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
     key("devices.deny", Texts(deny)),
+    key("sharing.mps-gpus", Texts(sharing::add_gpus)),
     key("sharing.mps-memory-limit", Text(sharing::set_memory_limit)),
     key(
         "sharing.mps-thread-percentage",

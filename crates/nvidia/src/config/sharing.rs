@@ -1,13 +1,26 @@
-//! The table `[sharing]`: limits for the clients of the Multi-Process Service (MPS).
+//! The table `[sharing]`: the GPUs that the Multi-Process Service (MPS) shares, and the limits for their clients.
 
 use super::Config;
+use crate::limit_entry;
+
+/// The entry that stands for all GPUs.
+pub const ALL: &str = "all";
 
 /// What [`memory_mib`] accepts, for messages.
 pub const MEMORY: &str = "an amount of memory, such as 8G or 512M";
 
+/// Which GPUs are shared, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// The GPUs, as in the lists of `[devices]`, or [`ALL`]
+    pub mps_gpus: Vec<String>,
+    /// The limits of their clients
+    pub limits: ClientLimits,
+}
+
 /// The limits that the MPS daemon of a GPU enforces for each client process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sharing {
+pub struct ClientLimits {
     /// The GPU memory in MiB; `None` for no limit
     pub memory_limit_mib: Option<u64>,
     /// The percentage of the GPU's multiprocessors, from 1 to 100; `None` for no limit
@@ -29,8 +42,23 @@ pub fn memory_mib(text: &str) -> Option<u64> {
     (1..1 << 30).contains(&mib).then_some(mib)
 }
 
+/// Appends GPUs: the lists of drop-in files are added to the list of config.toml.
+pub(super) fn add_gpus(config: &mut Config, entries: Vec<String>) -> Result<(), String> {
+    for entry in &entries {
+        if entry != ALL
+            && let Err(why) = limit_entry::check(entry)
+        {
+            return Err(format!(
+                "a list of GPUs, and {entry:?} is not a valid entry; write \"{ALL}\", or {why}"
+            ));
+        }
+    }
+    config.sharing.mps_gpus.extend(entries);
+    Ok(())
+}
+
 pub(super) fn set_memory_limit(config: &mut Config, value: &str) -> Result<(), String> {
-    config.sharing.memory_limit_mib = match value {
+    config.sharing.limits.memory_limit_mib = match value {
         "" => None,
         text => Some(memory_mib(text).ok_or(MEMORY)?),
     };
@@ -39,7 +67,7 @@ pub(super) fn set_memory_limit(config: &mut Config, value: &str) -> Result<(), S
 
 pub(super) fn set_thread_percentage(config: &mut Config, value: u8) {
     // 100 is the daemon's default, and not a limit.
-    config.sharing.thread_percentage = Some(value).filter(|value| *value < 100);
+    config.sharing.limits.thread_percentage = Some(value).filter(|value| *value < 100);
 }
 
 #[cfg(test)]

@@ -106,11 +106,11 @@ pub fn edits(
     devices: &[Device<'_>],
 ) -> Result<(Edits, Vec<Finding>)> {
     let (mut edits, mut findings) = common(facts, wanted)?;
-    let shared = shared(&facts.devices.mps, devices)?;
-    if shared.is_some() {
+    if let Some(daemon) = shared(&facts.devices.mps, devices)? {
         // The directory of another MPS daemon has the same path in containers.
         let path = Path::new(CONTAINER_DIRECTORY);
         edits.ipc.retain(|ipc| ipc.path.absolute() != path);
+        edits.ipc.extend(daemon.ipc.clone());
     }
     findings.extend(not_isolated(&facts.devices, devices.len()));
     for device in devices {
@@ -131,43 +131,19 @@ pub fn edits(
     Ok((without_proc(edits, &facts.devices), findings))
 }
 
-/// Returns the MPS daemon whose GPU a container gets.
+/// Returns the MPS daemon whose GPU a container with these devices gets, see [`mps::of_container`].
 ///
 /// # Errors
-/// If the daemon is not ready, or the container gets other GPUs too. A program connects to one daemon, and sees the GPU of this daemon
-/// only.
+/// If the daemon is not ready, or the container gets other GPUs too.
 pub fn shared<'f>(
     daemons: &'f [mps::Daemon],
     devices: &[Device<'_>],
 ) -> Result<Option<&'f mps::Daemon>> {
-    let mut gpus: Vec<&Gpu> = devices.iter().map(|device| device.gpu()).collect();
-    gpus.dedup_by_key(|gpu| &gpu.uuid);
-    let Some((gpu, daemon)) = gpus
+    let uuids: Vec<&str> = devices
         .iter()
-        .find_map(|gpu| Some((gpu, mps::of_gpu(daemons, &gpu.uuid)?)))
-    else {
-        return Ok(None);
-    };
-    let index = gpu.index;
-    if gpus.len() > 1 {
-        let what = format!(
-            "GPU {index} is shared through MPS, and the container requests {} GPUs",
-            gpus.len()
-        );
-        let fix = "request only this GPU, or only the others; for monitoring, set NVIDIA_DRIVER_CAPABILITIES=utility";
-        return Err(failure(&catalog::MPS_SEVERAL, what, fix));
-    }
-    match daemon.problem() {
-        None => Ok(Some(daemon)),
-        Some(why) => {
-            let what = format!("the MPS daemon of GPU {index} is not ready: {why}");
-            let fix = format!(
-                "run \"systemctl status {}\" on the host",
-                daemon.state.unit()
-            );
-            Err(failure(&catalog::MPS_NOT_READY, what, fix))
-        }
-    }
+        .map(|device| device.gpu().uuid.as_str())
+        .collect();
+    mps::of_container(daemons, &uuids)
 }
 
 /// Returns the edits that do not depend on the devices.
@@ -238,8 +214,6 @@ pub fn common_nodes(
 pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Result<Edits> {
     let gpu = device.gpu();
     let mut edits = of_gpu(facts, gpu)?;
-    let daemon = mps::of_gpu(&facts.mps, &gpu.uuid);
-    edits.ipc.extend(daemon.map(|daemon| daemon.ipc.clone()));
     if wants_drm(wanted) && facts.wsl.is_none() {
         edits = edits.merge(build::drm(drm_nodes(facts, gpu)?, &gpu.bus_id.in_sysfs()));
         edits = edits.merge(build::egl_device(gpu.minor));

@@ -22,7 +22,6 @@ use crate::inventory::caps::{self, MigCap};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, every_device, permitted};
 use crate::inventory::{Gpu, Inventory, limits};
-use crate::mps;
 
 /// The driver's files for the capabilities that config.toml supports.
 #[derive(Clone, Debug)]
@@ -144,7 +143,7 @@ impl Host {
             gatherer.gpu(wanted, device.gpu());
         }
         if wanted.capabilities.has(Capability::Compute) && !devices.is_empty() {
-            gatherer.facts.mps = mps::daemons(&self.roots().driver);
+            gatherer.facts.mps = self.mps_daemons();
         }
         if wanted.mig_config || wanted.mig_monitor {
             gatherer.management(wanted, devices);

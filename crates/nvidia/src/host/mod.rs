@@ -28,7 +28,7 @@ use base::tree::Tree;
 
 pub use self::driver::{Driver, Source};
 pub(crate) use self::gather::SpecFiles;
-pub use self::mps::{MpsPrograms, mode_process};
+pub use self::mps::{MpsPrograms, mode_process, mps_daemons};
 pub use self::parts::DriverParts;
 pub use self::roots::Roots;
 pub use self::state::{HostNode, HostState};

@@ -1,4 +1,4 @@
-//! Finds the programs of the Multi-Process Service (MPS), and starts the process that sets the compute mode.
+//! Finds the programs and the daemons of the Multi-Process Service (MPS), and starts the process that sets the compute mode.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use super::driver::Driver;
 use crate::capability::{Capabilities, Capability};
 use crate::config::Config;
 use crate::driver::{locate, packages};
+use crate::mps::{self, Daemon};
 use crate::nvml::mode_process::ModeProcess;
 use crate::nvml::protocol::ModeTarget;
 use crate::programs;
@@ -29,7 +30,26 @@ pub struct MpsPrograms {
     pub library_path: OsString,
 }
 
+/// Returns the daemons of the GPUs that config.toml shares, for commands that show them. Without a driver that answers there are none.
+#[must_use]
+pub fn mps_daemons(config: &Config) -> Vec<Daemon> {
+    if config.sharing.mps_gpus.is_empty() {
+        return Vec::new();
+    }
+    match Host::inspect(config, &|| ()) {
+        Ok(host) => host.mps_daemons(),
+        Err(_) => Vec::new(),
+    }
+}
+
 impl Host {
+    /// Returns the MPS daemons of the GPUs that config.toml shares.
+    #[must_use]
+    pub fn mps_daemons(&self) -> Vec<Daemon> {
+        let driver = &self.roots().driver;
+        mps::daemons(driver, &self.config.sharing, &self.inventory.gpus)
+    }
+
     /// Finds the programs of MPS.
     ///
     /// # Errors

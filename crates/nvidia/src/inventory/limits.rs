@@ -7,7 +7,8 @@ use base::report::Finding;
 use findings::catalog;
 
 use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
-use crate::config::Limits;
+use crate::config::sharing::ALL;
+use crate::config::{Limits, Sharing};
 use crate::device_id::DeviceId;
 use crate::glob;
 use crate::limit_entry::{LimitEntry, parse};
@@ -53,18 +54,37 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
     for (list, entries) in lists {
         for entry in entries {
             if !matches_any(entry, inventory) {
-                findings.push(unmatched(list, entry));
+                findings.push(unmatched(list, "devices", entry));
             }
         }
     }
     findings
 }
 
-fn unmatched(list: &str, entry: &str) -> Finding {
+/// Returns findings about entries of `mps-gpus` that match no GPU of this host: a misspelled entry shares no GPU.
+#[must_use]
+pub fn unmatched_shared(sharing: &Sharing, inventory: &Inventory) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for entry in &sharing.mps_gpus {
+        if entry != ALL && !matches_any(entry, inventory) {
+            findings.push(unmatched("mps-gpus", "sharing", entry));
+        }
+    }
+    findings
+}
+
+/// Whether config.toml says that MPS shares this GPU. MPS shares whole GPUs only, so a GPU in MIG mode is not shared.
+#[must_use]
+pub fn is_shared(sharing: &Sharing, gpu: &Gpu) -> bool {
+    let mut entries = sharing.mps_gpus.iter();
+    !gpu.mig_enabled && entries.any(|entry| entry == ALL || matches(entry, gpu, None))
+}
+
+fn unmatched(list: &str, table: &str, entry: &str) -> Finding {
     Finding::new(
         &catalog::LIMIT_UNMATCHED,
         format!(
-            "{list} in the [devices] table of config.toml contains {entry:?}, which matches no GPU of this host"
+            "{list} in the [{table}] table of config.toml contains {entry:?}, which matches no GPU of this host"
         ),
         "correct the entry, or remove it; \"oci-nvidia-hook info\" prints the GPUs of this host",
     )

@@ -31,15 +31,17 @@ fn by_hook(bench: &Bench, container: Container<'_>) -> Result<Ran, Stop> {
 
 /// As an engine does it: config.json has the edits of the spec, and the runtime applies them.
 fn by_cdi(bench: &Bench, container: Container<'_>) -> Result<Ran, Stop> {
-    let edits = edits(bench, &bench.device()?)?;
+    let edits = edits(bench, &bench.driver()?.config, &bench.device()?)?;
     Ok(container.edits(edits).run()?)
 }
 
 /// Returns the edits for a device in the spec that the hook generates.
-pub fn edits(bench: &Bench, device: &str) -> Result<ContainerEdits, Stop> {
+pub fn edits(bench: &Bench, config: &Path, device: &str) -> Result<ContainerEdits, Stop> {
     let hook = bench.options.program("oci-nvidia-hook");
-    let mut generate = bench.hook()?;
+    let mut generate = process::command(&hook);
     generate
+        .arg("--config")
+        .arg(config)
         .args([
             "cdi",
             "generate",
@@ -178,7 +180,7 @@ fn has_user_namespaces(bench: &Bench) -> Result<(), Stop> {
 }
 
 pub fn cdi(bench: &Bench) -> Outcome {
-    let all = edits(bench, "all")?;
+    let all = edits(bench, &bench.driver()?.config, "all")?;
     let in_container = |words: &[&str]| -> Result<String, Stop> {
         let container = bench
             .container("cdi-smi")?

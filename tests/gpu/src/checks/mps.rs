@@ -1,4 +1,4 @@
-//! Containers that share a GPU through the MPS daemon of the driver, which `oci-nvidia-hook mps` runs.
+//! Containers that share a GPU through the MPS daemon of the driver, which `oci-nvidia-mps` runs.
 
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,7 @@ fn by_hook<'a>(
 ) -> Result<Container<'a>, Stop> {
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let container = bench.container(name)?.args(&words);
-    Ok(container.gpus(&shared.gpu.uuid, &bench.driver()?.config))
+    Ok(container.gpus(&shared.gpu.uuid, &shared.config))
 }
 
 /// Runs the program without MPS, on the host. It shows what the GPU has.
@@ -102,7 +102,7 @@ pub fn limits(bench: &Bench) -> Outcome {
         .container("mps-cdi")?
         .args(&["sh", "-euc", add])
         .user(user)
-        .edits(edits(bench, &shared.gpu.uuid)?);
+        .edits(edits(bench, &shared.config, &shared.gpu.uuid)?);
     let text = second.run()?.ok()?;
     let share = is_limited(&text, whole)?;
     if !text.contains("Test PASSED") || !text.contains("allocated 1000 MiB") {

@@ -119,7 +119,7 @@ impl Agent {
                     }
                 }
                 _ = mps_period.tick(), if !self.state.node.mps().daemons.is_empty() => {
-                    if !self.follow_mps_daemons() {
+                    if !self.state.find_mps_daemons() {
                         continue;
                     }
                 }
@@ -161,7 +161,7 @@ impl Agent {
     /// Inspects what is in these directories, and returns whether anything has changed.
     fn inspect_dirs(&mut self) -> bool {
         let has_settings = self.follow_settings();
-        let has_daemons = self.follow_mps_daemons();
+        let has_daemons = self.state.find_mps_daemons();
         let has_specs = self.specs.restore(&mut self.state.node);
         has_settings || has_daemons || has_specs
     }
@@ -182,20 +182,6 @@ impl Agent {
         let devices = Devices::Unanswered(self.state.list_kernel_gpus());
         self.specs
             .update(&mut self.state.node, |specs| specs.set(&devices));
-    }
-
-    /// Inspects the MPS daemons, and returns whether they have changed. The CDI spec has the directory of a daemon before the kubelet
-    /// learns that its GPU is healthy.
-    fn follow_mps_daemons(&mut self) -> bool {
-        let before = self.state.node.mps().uuids();
-        if !self.state.find_mps_daemons() {
-            return false;
-        }
-        if self.state.node.mps().uuids() != before {
-            self.specs
-                .update(&mut self.state.node, VendorSpecs::refresh);
-        }
-        true
     }
 
     fn apply(&mut self, update: Update) {

@@ -81,7 +81,8 @@ impl NodeState {
 
     /// Inspects the MPS daemons, and returns whether they have changed.
     pub fn find_mps_daemons(&mut self) -> bool {
-        self.node.set_mps(host::mps_daemons(&self.config))
+        let daemons = host::mps_daemons(&self.config, self.node.gpus());
+        self.node.set_mps(daemons)
     }
 
     /// Takes the health in a report into account, and logs a change of the driver.
@@ -99,6 +100,8 @@ impl NodeState {
     /// Sets the GPUs and MIG devices.
     pub fn set_devices(&mut self, snapshot: &Snapshot) {
         self.node.set_devices(snapshot);
+        // The indexes of the GPUs are known now.
+        self.find_mps_daemons();
         let numa_nodes = host::numa_nodes(&self.config, self.node.gpus());
         self.node.set_numa_nodes(numa_nodes.unwrap_or_default());
     }

@@ -474,23 +474,10 @@ fn on_wsl_one_node_stands_for_all_gpus() {
 fn daemon(uuid: &str, status: mps::Status) -> mps::Daemon {
     let path = mps::directory_of(uuid).join(mps::PIPE);
     mps::Daemon {
-        state: mps::State {
-            name: None,
-            format: mps::FORMAT,
-            gpu: uuid.to_owned(),
-            state: mps::Phase::Ready,
-            why: None,
-            memory_limit_mib: None,
-            active_thread_percentage: None,
-            multi_user: true,
-            compute_mode_before: 0,
-            clients: 0,
-            supervisor: None,
-            daemon: None,
-            server: None,
-        },
+        index: 0,
+        state: mps::State::new(uuid, mps::Phase::Ready),
         status,
-        ipc: Ipc {
+        ipc: Some(Ipc {
             channel: Channel {
                 root: HostPath::new("/"),
                 path: path.clone(),
@@ -499,7 +486,7 @@ fn daemon(uuid: &str, status: mps::Status) -> mps::Daemon {
             source: HostPath::new(path),
             is_fixed: true,
             path: ContainerPath::new(CONTAINER_DIRECTORY).unwrap(),
-        },
+        }),
     }
 }
 
@@ -514,7 +501,7 @@ fn a_gpu_that_is_shared_through_mps() {
         let ours = daemon(first.uuid(), status);
         let usual = Ipc {
             source: HostPath::new(CONTAINER_DIRECTORY),
-            ..ours.ipc.clone()
+            ..ours.ipc.clone().unwrap()
         };
         let mut host = host(facts());
         host.ipc.push(usual);

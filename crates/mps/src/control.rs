@@ -22,8 +22,6 @@ pub(crate) enum Command {
     Of(u32, Limit),
     /// Sets a limit for the servers that start later
     SetDefault(Limit, Amount),
-    /// Sets a limit for the clients that a server gets later
-    Set(u32, Limit, Amount),
     /// Ends the daemon, after at most this many seconds for the clients
     Quit(u32),
 }
@@ -56,12 +54,6 @@ impl fmt::Display for Command {
             }
             Self::SetDefault(Limit::Threads, percent) => {
                 write!(f, "set_default_active_thread_percentage {percent}")
-            }
-            Self::Set(pid, Limit::Memory, mib) => {
-                write!(f, "set_device_pinned_mem_limit {pid} 0 {mib}M")
-            }
-            Self::Set(pid, Limit::Threads, percent) => {
-                write!(f, "set_active_thread_percentage {pid} {percent}")
             }
             Self::Quit(seconds) => write!(f, "quit -t {seconds}"),
         }
@@ -133,8 +125,8 @@ mod tests {
                 "set_default_device_pinned_mem_limit 0 8192M",
             ),
             (
-                Command::Set(7, Limit::Threads, 25),
-                "set_active_thread_percentage 7 25",
+                Command::Of(7, Limit::Threads),
+                "get_active_thread_percentage 7",
             ),
             (Command::Quit(10), "quit -t 10"),
         ] {
