@@ -109,6 +109,7 @@ impl Gpus {
         let mut findings = Vec::new();
         findings.extend(image.facts.finding());
         findings.extend(newer_libcuda(image));
+        findings.extend(root_beside_limits(&steps, &container.process));
         findings.extend(self.give_access(&mut steps, container));
         let mut rules = Vec::new();
         for node in &self.edits.nodes {
@@ -195,6 +196,19 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
             compat::DIR.trim_matches('/')
         ),
         "to use the host's, set cuda-compat-mode = \"disabled\" in config.toml",
+    ))
+}
+
+/// Returns a finding if the container gets an MPS daemon whose limits do not bind it: the daemon accepts commands from root of the host.
+pub(crate) fn root_beside_limits(steps: &[Step], process: &Process) -> Option<Finding> {
+    let has_daemon = steps.iter().any(Step::mounts_mps);
+    if !has_daemon || !process.is_root() {
+        return None;
+    }
+    Some(Finding::new(
+        &catalog::MPS_ROOT,
+        "the container's process is root without a user namespace, and can change the limits of its MPS daemon",
+        "start the container as another user, or with a user namespace (podman run --userns=auto)",
     ))
 }
 

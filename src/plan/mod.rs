@@ -42,7 +42,7 @@ use nvidia_host::request::select;
 use crate::oci::spec_view;
 use crate::plan::request::GpuRequest;
 pub(crate) use container::Container;
-pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda};
+pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda, root_beside_limits};
 pub(crate) use verdict::{Verdict, allow_without_gpu, nothing, read_config, verdict};
 
 /// What a host provides for a request.

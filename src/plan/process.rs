@@ -67,6 +67,11 @@ impl Process {
         self.is_rootless
     }
 
+    /// Reports whether the process starts as root of the host: as root, and without a user namespace.
+    pub(crate) const fn is_root(&self) -> bool {
+        self.is_root
+    }
+
     /// Adds a group of the host.
     pub(crate) fn add_group(&mut self, gid: u32) {
         self.groups.push(gid);

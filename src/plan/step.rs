@@ -82,6 +82,14 @@ impl Step {
         }
     }
 
+    /// Whether this mounts the directory of an MPS daemon.
+    pub(crate) fn mounts_mps(&self) -> bool {
+        let Self::MountIpc { channel, .. } = self else {
+            return false;
+        };
+        matches!(channel.expected, Expected::MpsDirectory)
+    }
+
     /// Returns whether the container requires the step.
     pub(crate) const fn need(&self) -> Need {
         match self {

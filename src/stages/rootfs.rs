@@ -72,7 +72,9 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let mut steps = steps(&edits, &image);
     steps.extend(mps.iter().map(Step::mount_ipc));
     let prepared = inject::prepare(&steps, &spec.mount_label)?;
-    let findings = inject::apply(prepared, open, &Container::new(&state, &spec)?)?;
+    let container = Container::new(&state, &spec)?;
+    call.findings(&plan::root_beside_limits(&steps, &container.process));
+    let findings = inject::apply(prepared, open, &container)?;
     call.findings(&findings);
     call.step_done("rootfs");
     call.end_of_rootfs(&format!(

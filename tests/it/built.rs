@@ -57,7 +57,10 @@ pub fn programs() -> &'static Path {
     static BUILT: OnceLock<&Path> = OnceLock::new();
     BUILT.get_or_init(|| {
         let tests = ["monitor", "arguments", "command_line"].map(|test| ["--test", test]);
-        debug_build(&["test", "--workspace", "--no-run", "--examples"], tests.as_flattened());
+        debug_build(
+            &["test", "--workspace", "--no-run", "--examples"],
+            tests.as_flattened(),
+        );
         Path::new(HOOK).parent().unwrap()
     })
 }

@@ -150,17 +150,38 @@ fn run_in(podman: &Podman, before: &str, arguments: &[String]) -> Ran {
     podman.run_after(before, Cgroup::AsMounted, &words)
 }
 
+/// Has the hook write its records to this directory.
+fn records_in(dir: &Path) -> String {
+    let dir = dir.display();
+    format!("mkdir -p /run/oci-nvidia-hook; mount --bind '{dir}' /run/oci-nvidia-hook")
+}
+
+/// Whether a record has the note about root.
+fn has_note(records: &Path) -> bool {
+    let mut text = String::new();
+    for name in ["containers", "."] {
+        for entry in fs::read_dir(records.join(name)).into_iter().flatten() {
+            text += &fs::read_to_string(entry.unwrap().path()).unwrap_or_default();
+        }
+    }
+    assert!(text.contains(GPU_0), "no record: {text}");
+    text.contains("ONH-319")
+}
+
 fn by_variable() {
     let (shared, podman) = (SharedGpu::new(), Podman::with_image());
     podman.install_hook(&shared.fake.config);
-    let ask = |visible: &str| {
-        let arguments = shared.container(&["-e", visible], SCRIPT);
-        run_in(&podman, "", &arguments)
-    };
-    check(&ask("NVIDIA_VISIBLE_DEVICES=0").ok());
-    // Another user than the first container's
-    let arguments = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=0", "--user=1000"], SCRIPT);
-    check(&run_in(&podman, "", &arguments).ok());
+    // Several users, of which root has no user namespace only in the first container
+    for (user, is_noted) in [
+        ("--user=0", true),
+        ("--user=1000", false),
+        ("--uidmap=0:100000:65536", false),
+    ] {
+        let records = scratch();
+        let arguments = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=0", user], SCRIPT);
+        check(&run_in(&podman, &records_in(records.path()), &arguments).ok());
+        assert_eq!(has_note(records.path()), is_noted, "{user}");
+    }
     let other = shared.container(
         &["-e", "NVIDIA_VISIBLE_DEVICES=1"],
         "ls /tmp/nvidia-mps 2>&1 || cuda-check memory 3000 0",
@@ -181,7 +202,10 @@ fn by_cdi_name() {
     .ok();
     let before = only_spec(&path);
     let arguments = shared.container(&["--device=nvidia.com/gpu=0"], SCRIPT);
-    check(&run_in(&podman, &before, &arguments).ok());
+    let records = scratch();
+    let before_it = format!("{before}\n{}", records_in(records.path()));
+    check(&run_in(&podman, &before_it, &arguments).ok());
+    assert!(has_note(records.path()));
     for several in [
         &["--device=nvidia.com/gpu=all"][..],
         &["--device=nvidia.com/gpu=0", "--device=nvidia.com/gpu=1"],

@@ -429,6 +429,9 @@ kinds! {
     LEFT_BEHIND "ONH-318" Warning "files of another driver version remain in the container"
         why "a program that loads one of these libraries fails with `file too short`; the hook does not remove files that may belong to another container"
         fix "create the container again from its image, or remove the files that the message names" see "driver-update.md";
+    MPS_ROOT "ONH-319" Note "root of the container can change the limits of MPS"
+        why "the driver's daemon takes commands from root of the host, which root of a container without a user namespace is. `oci-nvidia-mps` notices a changed limit, and ends the daemon with all its clients"
+        fix "start the container as another user or with a user namespace, or use MIG for users who do not trust each other" see "sharing.md";
 
     SPEC_LACKS_GPU "ONH-401" Warning "the CDI spec lacks a GPU"
         why "the GPU does not answer"

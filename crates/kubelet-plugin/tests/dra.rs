@@ -431,10 +431,18 @@ fn several_claims_can_have_a_device() {
         *policy == json!({"default": "4Gi", "validValues": ["4Gi"]})
     });
     node.driver.set(&[None, None]);
+    // Claims may still hold shares: the next one gets the whole device, after them.
     node.api.wait("no daemon", SOON, |state| {
         let device = first_device(state);
-        device["allowMultipleAllocations"].is_null()
-            && device["capacity"]["memory"]["requestPolicy"].is_null()
+        let total = &device["capacity"]["memory"]["value"];
+        device["allowMultipleAllocations"] == true
+            && device["capacity"]["memory"]["requestPolicy"]
+                == json!({"default": total, "validValues": [total]})
+    });
+    node.api.state().wipe();
+    node.api.wait("new slices", WIPED, |state| {
+        first_device(state)["allowMultipleAllocations"].is_null()
+            && !first_device(state)["name"].is_null()
     });
 }
 

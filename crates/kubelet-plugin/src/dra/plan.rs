@@ -3,6 +3,8 @@
 use k8s_openapi::api::resource::v1::{Device, DeviceTaint, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
+use super::slice::give_whole;
+
 /// The longest name of an object.
 const MAX_NAME: usize = 253;
 
@@ -115,6 +117,28 @@ pub fn keep_attributes(desired: &mut [ResourceSliceSpec], existing: &[ResourceSl
     }
 }
 
+/// Keeps counting the shares of devices that are shared no longer: claims may still hold some. Each claim then gets the whole capacity, for
+/// which the scheduler waits until no share is held. It would give a device that is not shared to a claim at once, because it counts those
+/// apart from shares.
+pub fn count_shares(desired: &mut [ResourceSliceSpec], existing: &[ResourceSlice]) {
+    let existing: Vec<&ResourceSlice> = existing.iter().collect();
+    for spec in desired {
+        for device in spec.devices.iter_mut().flatten() {
+            if device.allow_multiple_allocations.is_none() && was_shared(device, &existing) {
+                give_whole(device);
+            }
+        }
+    }
+}
+
+fn was_shared(device: &Device, existing: &[&ResourceSlice]) -> bool {
+    published_devices(existing).any(|known| {
+        known.name == device.name
+            && uuid(known) == uuid(device)
+            && known.allow_multiple_allocations == Some(true)
+    })
+}
+
 fn published_devices<'a>(slices: &[&'a ResourceSlice]) -> impl Iterator<Item = &'a Device> {
     let devices = slices.iter().map(|slice| &slice.spec.devices);
     devices.flatten().flatten()
@@ -188,7 +212,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dra::devices::ClaimDevice as OurDevice;
+    use crate::dra::devices::{ClaimDevice as OurDevice, MpsLimits};
     use crate::dra::slice::specs;
     use crate::dra::slice::tests::{OWNER, device};
 
@@ -319,6 +343,47 @@ mod tests {
                 .unwrap()
                 .len(),
             1
+        );
+    }
+
+    #[test]
+    fn a_device_that_was_shared_is_given_as_a_whole() {
+        let (alone, owner) = (many(2), OWNER);
+        let mut shared = alone.clone();
+        shared[0].mps = Some(MpsLimits {
+            memory: Some(8 << 30),
+            thread_percentage: 100,
+        });
+        let slices = apply(vec![], &plan(&[], &specs(&shared, &owner), None));
+        let counted = |devices: &[OurDevice]| {
+            let mut desired = specs(devices, &owner);
+            count_shares(&mut desired, &slices);
+            desired
+        };
+        let desired = counted(&alone);
+        let devices = desired[0].devices.as_ref().unwrap();
+        let memory = &devices[0].capacity.as_ref().unwrap()["memory"];
+        let policy = memory.request_policy.as_ref().unwrap();
+        assert_eq!(policy.default.as_ref(), Some(&memory.value));
+        assert_eq!(policy.valid_values, Some(vec![memory.value.clone()]));
+        assert_eq!(
+            devices[1],
+            specs(&alone, &owner)[0].devices.as_ref().unwrap()[1]
+        );
+        // The next run knows it from the slices.
+        let slices = apply(slices.clone(), &plan(&slices, &desired, None));
+        assert_eq!(plan(&slices, &counted(&alone), None), []);
+        assert_eq!(counted(&shared), specs(&shared, &owner), "shared again");
+        let mut other = alone.clone();
+        let uuid = crate::dra::devices::Value::Text("GPU-other".into());
+        other[0].attributes.insert("uuid", uuid);
+        assert_eq!(counted(&other), specs(&other, &owner), "another GPU");
+        let mut unknown = alone;
+        unknown[0].capacity.clear();
+        assert_eq!(
+            counted(&unknown),
+            specs(&unknown, &owner),
+            "nothing to count"
         );
     }
 

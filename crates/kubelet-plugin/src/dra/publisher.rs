@@ -22,7 +22,7 @@ use tokio_stream::StreamExt;
 
 use super::access::{self, Access, describe, describe_slices};
 use super::pace::{Pace, chance, watch_length};
-use super::plan::{Action, keep_attributes, plan};
+use super::plan::{Action, count_shares, keep_attributes, plan};
 use super::pool::Pool;
 use super::slice::{Owner, specs};
 use crate::log::Log;
@@ -320,6 +320,9 @@ impl Publisher {
             let existing: Vec<ResourceSlice> = known.0.values().cloned().collect();
             if pool.unanswered.is_some() {
                 keep_attributes(&mut desired, &existing);
+            }
+            if owner.has_shares {
+                count_shares(&mut desired, &existing);
             }
             let mut actions = plan(&existing, &desired, None);
             if actions.iter().any(is_create) {

@@ -129,19 +129,31 @@ fn attribute(value: &Value) -> DeviceAttribute {
     }
 }
 
+/// Makes each claim of the device take its whole capacity. A device without one stays as it is: nothing could be counted.
+pub(super) fn give_whole(device: &mut ApiDevice) {
+    let Some(capacities) = &mut device.capacity else {
+        return;
+    };
+    device.allow_multiple_allocations = Some(true);
+    for capacity in capacities.values_mut() {
+        capacity.request_policy = Some(policy(capacity.value.clone()));
+    }
+}
+
 /// Returns a capacity of which each claim gets `share`. A claim that requests more than a client can allocate gets another device.
 fn capacity(value: u64, share: Option<u64>) -> DeviceCapacity {
-    let request_policy = share.map(|share| {
-        let share = Quantity(quantity(share));
-        CapacityRequestPolicy {
-            default: Some(share.clone()),
-            valid_values: Some(vec![share]),
-            ..CapacityRequestPolicy::default()
-        }
-    });
     DeviceCapacity {
         value: Quantity(quantity(value)),
-        request_policy,
+        request_policy: share.map(|share| policy(Quantity(quantity(share)))),
+    }
+}
+
+/// Returns the policy of a capacity of which each claim gets `share`.
+fn policy(share: Quantity) -> CapacityRequestPolicy {
+    CapacityRequestPolicy {
+        default: Some(share.clone()),
+        valid_values: Some(vec![share]),
+        ..CapacityRequestPolicy::default()
     }
 }
 
