@@ -19,7 +19,7 @@ tests! {
 /// `ctl COMMAND` asks the daemon, `start OPTION...` starts it for the first GPU, `as UID COMMAND...` is another user, and
 /// `check MIB SECONDS` uses memory of the GPU.
 const FUNCTIONS: &str = r#"
-    mount -t tmpfs run /run; mount -t tmpfs tmp /tmp
+    mount -t tmpfs -o size=64m run /run; mount -t tmpfs tmp /tmp
     mkdir -m 755 /run/pipe /run/log
     export CUDA_MPS_PIPE_DIRECTORY=/run/pipe CUDA_MPS_LOG_DIRECTORY=/run/log
     ctl() { echo "$*" | timeout 5 nvidia-cuda-mps-control 2>&1; }

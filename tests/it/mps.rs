@@ -8,13 +8,18 @@ use crate::built;
 use crate::fake_mps::{Host, NEEDS as OF_HOST};
 use crate::support::{HOOK, Need, scratch};
 
-const NEEDS: &[Need] = &[OF_HOST[0], OF_HOST[1], Need::CgroupV2];
+const NEEDS: &[Need] = &[
+    OF_HOST[0],
+    OF_HOST[1],
+    Need::Programs(&["strace"]),
+    Need::CgroupV2,
+];
 
 tests! {
     NEEDS => limits_hold_until_the_gpu_is_not_shared, the_configuration_decides, a_killed_daemon, a_daemon_that_hangs, a_killed_server,
         an_updated_driver, an_older_driver, a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor, a_lost_gpu,
         what_cannot_be_shared, what_commands_show, the_service_manager_is_informed, a_gpu_is_closed_whatever_else_fails,
-        processes_of_others, what_others_change, the_daemon_has_few_capabilities, gpus_that_are_given_back, random_kills;
+        processes_of_others, what_others_change, the_daemon_has_few_capabilities, gpus_that_are_given_back, random_kills, ends_at_each_call;
 }
 
 /// `share LINE` writes config.toml with a GPU that is shared, `unit COMMAND...` runs a command in the cgroup of the unit, `start_sup` and
@@ -490,23 +495,80 @@ fn gpus_that_are_given_back() {
 }
 
 /// After each round, the GPU is closed, or served with its limits.
+/// How often random ends are tried: as often as the variable says, which `tests/engines` and people set.
+fn rounds(default: usize) -> usize {
+    let rounds = std::env::var("ONH_MPS_ROUNDS");
+    rounds.map_or(default, |rounds| rounds.parse().unwrap())
+}
+
+/// Kills the supervisor, the daemon, the server or the unit, at any time and beside what an administrator or another user may have done.
 fn random_kills() {
+    let rounds = rounds(12);
+    let lines = lines(
+        &Host::new(),
+        &format!(
+            "{LIMIT}; seed=$$; other=
+             random() {{ seed=$(((seed * 1103515245 + 12345) % 2147483648)); R=$((seed / 65536 % $1)); }}
+             disturb() {{ case $1 in
+                 0) setpriv --reuid 65534 --regid 65534 --clear-groups flock -s $D/state sleep 99 2>/dev/null & other=$!;;
+                 1) dd if=/dev/zero of=/run/fill bs=64k 2>/dev/null || true;;
+                 2) mount --bind $D $D && mount -o remount,bind,ro $D;;
+                 3) echo '[sharing' >$C;;
+                 4) mkdir -p ${{D%/*}}/GPU-0/pipe; cp $D/state ${{D%/*}}/GPU-0 || true;;
+                 5) echo '{{' >$D/state;;
+                 6) rm -f $D/state;;
+                 7) chown 65534 $D;;
+                 8) echo 0 >/dev/nvidia-modes/compute-mode-0;;
+             esac; }}
+             undo() {{ rm -rf /run/fill ${{D%/*}}/GPU-0; umount $D 2>/dev/null || true; chown 0 $D; {LIMIT}
+                 [ -z \"$other\" ] || kill $other 2>/dev/null || true; other=; }}
+             for round in $(seq {rounds}); do
+                 start_sup; random 3; [ $R = 0 ] || becomes ready
+                 server=$(field server 2>/dev/null || true); daemon=$(field daemon 2>/dev/null || true)
+                 random 10; sleep 0.$R; random 12; disturbance=$R; disturb $R
+                 random 4; case $R in
+                     0) kill -9 $SUP;;
+                     1) kill -9 $server 2>/dev/null || true; kill -9 $SUP;;
+                     2) kill -9 $daemon 2>/dev/null || kill -9 $SUP;;
+                     3) kill $SUP;;
+                 esac
+                 wait $SUP || true; unit $MPS end $G signal 2>/dev/null || true
+                 echo \"$(current) $(mps_processes) after $R, $disturbance\"; undo
+             done"
+        ),
+    );
+
+    assert_eq!(lines.len(), rounds, "{lines:?}");
+    for line in lines {
+        assert!(line.starts_with("2 0 after "), "{line}");
+    }
+}
+
+/// Kills the supervisor, and then what closes the GPU after it, at one system call after the other.
+fn ends_at_each_call() {
+    let rounds = rounds(12);
     let lines = lines(
         &Host::new(),
         &format!(
             "{LIMIT}
-             for round in $(seq 1 12); do
-                 start_sup; [ $((round % 3)) = 0 ] || becomes ready
-                 sleep 0.$((round * 7 % 10))
-                 case $((round % 4)) in
-                     0) kill -9 $SUP;;
-                     1) kill -9 $(field server) 2>/dev/null || true; kill -9 $SUP;;
-                     2) kill -9 $(field daemon) 2>/dev/null || kill -9 $SUP;;
-                     3) kill $SUP;;
-                 esac
-                 wait $SUP || true; end; echo $(current) $(mps_processes)
+             # strace is in another cgroup: the end of the unit kills all that is in the unit's.
+             traced() {{ strace -qq \"$@\" 2>/dev/null; }}
+             inside='echo 0 >$0/cgroup.procs; exec \"$@\"'
+             calls_of() {{ grep -o '^[a-z0-9_]*(' /run/trace >$1; wc -l <$1; }}
+             # strace counts the calls of each name apart.
+             killed() {{ local at list name nth; at=$1 list=$2; shift 2; name=$(sed -n \"$at{{s/(//;p}}\" $list); nth=$(head -n $at $list | grep -cx \"$name(\")
+                 traced -o /dev/null -e inject=$name:signal=KILL:when=$nth sh -c \"$inside\" $UNIT \"$@\" || true; }}
+             traced -o /run/trace sh -c \"$inside\" $UNIT $MPS run $G & becomes ready
+             kill -9 $(field supervisor); wait $! || true; calls=$(calls_of /run/first)
+             traced -o /run/trace sh -c \"$inside\" $UNIT $MPS end $G signal; last=$(calls_of /run/last)
+             [ $calls -gt 100 ] && [ $last -gt 100 ]
+             for round in $(seq {rounds}); do
+                 killed $((round * calls / {rounds})) /run/first $MPS run $G; end; echo $(current) $(mps_processes)
+                 sup; kill -9 $SUP; wait $SUP || true; killed $((round * last / {rounds})) /run/last $MPS end $G signal
+                 alone 100; end; echo $(current) $(mps_processes)
              done"
         ),
     );
-    assert_eq!(lines, ["2 0"; 12]);
+    let expected = ["2 0", UNAVAILABLE, "2 0"].repeat(rounds);
+    assert_eq!(lines, expected);
 }
