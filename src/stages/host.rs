@@ -10,7 +10,7 @@ use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::nodes::{CAPS, DeviceNode};
 use nvidia_host::edits::Wanted;
-use nvidia_host::host::{Driver, Host, Roots, Source};
+use nvidia_host::host::{Cached, Driver, Host, Roots, Source};
 use nvidia_host::prepare::host::{Foreseen, Prepared, foresee, may_prepare, prepare_host};
 use nvidia_host::timeouts;
 
@@ -180,7 +180,10 @@ fn inspect_for(request: &GpuRequest, config: &Config, slow: &dyn Fn()) -> Result
     {
         return driver.host(Source::Given(inventory));
     }
-    driver.host(Source::Cache(slow))
+    driver.host(Source::Cache(Cached {
+        names: request.only_devices(config),
+        slow,
+    }))
 }
 
 /// Reports whether nodes or links of the driver are missing, as they can be after boot. systemd finds devices by the links in
