@@ -3,10 +3,13 @@
 mod pods;
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use nix::unistd::Uid;
+use serde::Serialize;
 
 use base::report::{Finding, failure};
 use base::sys::{ns, run_dir};
@@ -83,6 +86,28 @@ fn records() -> Result<Vec<Record>> {
         ));
     }
     Ok(found.records)
+}
+
+/// Says that records are missing, or returns `None` if none was removed. Nobody can tell whose they were.
+pub(super) fn removed_records() -> Option<RemovedRecords> {
+    let store = Store::existing().ok()??;
+    let count = NonZero::new(store.removed())?;
+    Some(RemovedRecords(count))
+}
+
+/// The number of records that were removed while their containers ran.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(transparent)]
+pub(super) struct RemovedRecords(NonZero<usize>);
+
+impl fmt::Display for RemovedRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.get() {
+            1 => f.write_str("1 record of a running container was removed"),
+            count => write!(f, "{count} records of running containers were removed"),
+        }?;
+        f.write_str(" since the last boot, because there were too many")
+    }
 }
 
 /// Returns the directories of bundles of the calling user, and those that the records name.
@@ -239,6 +264,9 @@ fn unknown(name: &str, known: &[KnownContainer]) -> anyhow::Error {
              \"oci-nvidia-hook status\" shows whether engines start the hook"
             .to_owned(),
     };
+    if let Some(removed) = removed_records() {
+        hint += &format!("; {removed}");
+    }
     if pods::has_pod_without_name(known) {
         hint +=
             "; give the id of a pod that has no infra container, which \"podman pod ps\" prints";

@@ -19,7 +19,7 @@ use nvidia_host::device_id::in_words;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::inventory::report;
-use nvidia_host::prepare::host::Foreseen;
+use nvidia_host::prepare::host::Preparation;
 use nvidia_host::request::select;
 
 use super::args;
@@ -296,18 +296,18 @@ impl Preview {
 }
 
 /// Describes what the hook does on the host first.
-fn preparations(foreseen: &Foreseen) -> Vec<Value> {
+fn preparations(preparation: &Preparation) -> Vec<Value> {
     let mut list = Vec::new();
-    for module in &foreseen.modules {
+    for module in &preparation.modules {
         list.push(json!({"module": module}));
     }
     for DeviceNode {
         path, major, minor, ..
-    } in foreseen.nodes.values()
+    } in preparation.nodes.values()
     {
         list.push(json!({"node": path.absolute(), "major": major, "minor": minor}));
     }
-    for node in foreseen.permissions.values() {
+    for node in preparation.permissions.values() {
         let Permissions { mode, uid, gid } = node.permissions;
         list.push(json!({
             "node": node.path.absolute(),

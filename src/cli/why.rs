@@ -13,7 +13,7 @@ use base::report::one_line;
 use nvidia_host::config;
 use nvidia_host::device_id::in_words;
 
-use super::containers::{self, KnownContainer};
+use super::containers::{self, KnownContainer, RemovedRecords};
 use super::terminal::{Line, Terminal, Tone};
 use super::why_list::{self, tone};
 use super::{args, output, time};
@@ -144,6 +144,9 @@ struct WithoutRecord {
     /// The id of an earlier container with the same name, which has a record
     #[serde(skip_serializing_if = "String::is_empty")]
     earlier: String,
+    /// The number of removed records, if its record can be one of them
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removed_records: Option<RemovedRecords>,
 }
 
 /// Why there is no record.
@@ -183,6 +186,7 @@ fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<Witho
         }
         Verdict::Gpus(request) => {
             answer.outcome = NotSetUp::NotCalled;
+            answer.removed_records = containers::removed_records();
             answer.reason = format!(
                 "{} requests {}",
                 request.asked_by,
@@ -212,6 +216,7 @@ impl WithoutRecord {
         };
         let mut lines = vec![format!("container {}", named(&self.id, &self.name)), why];
         lines.extend(self.given.lines().map(one_line));
+        lines.extend(self.removed_records.map(|removed| removed.to_string()));
         if self.outcome != NotSetUp::Nothing {
             lines.push(format!("hint: {}", one_line(&self.hint)));
         }

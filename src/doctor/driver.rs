@@ -2,7 +2,7 @@
 
 use rustix::fs::FileType;
 
-use base::tree::Located;
+use base::tree::ResolvedFile;
 use findings::catalog;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::group::GIVE_A_GROUP;
@@ -242,7 +242,7 @@ pub(super) fn prepare(facts: &Facts) -> &'static str {
 }
 
 /// Returns an outcome if the node is not the device that belongs to its name.
-fn is_another(node: &HostNode, found: &Located) -> Option<Check> {
+fn is_another(node: &HostNode, found: &ResolvedFile) -> Option<Check> {
     if found.kind == FileType::CharacterDevice && found.device == (NVIDIA_MAJOR, node.minor) {
         return None;
     }
@@ -256,7 +256,7 @@ fn is_another(node: &HostNode, found: &Located) -> Option<Check> {
     Some(Check::of(&catalog::NODE_WRONG, what, create_again(found)))
 }
 
-fn not_a_device(found: &Located) -> Check {
+fn not_a_device(found: &ResolvedFile) -> Check {
     Check::of(
         &catalog::NODE_WRONG,
         format!("{} is not a character device", found.host),
@@ -264,7 +264,7 @@ fn not_a_device(found: &Located) -> Check {
     )
 }
 
-fn create_again(found: &Located) -> String {
+fn create_again(found: &ResolvedFile) -> String {
     format!(
         "rm {}; oci-nvidia-hook prepare",
         found.host.as_path().display()
@@ -374,7 +374,7 @@ pub(super) fn hooks_user(facts: &Facts) -> Check {
     }
 }
 
-fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Check {
+fn only_root<'a>(mut nodes: impl Iterator<Item = &'a ResolvedFile>) -> Check {
     let (what, fix) = if nodes.any(|node| !may_open(node, NOBODY, |gid| gid == node.gid)) {
         (
             "only root can open the driver's device nodes, so NVML runs as root",
@@ -390,7 +390,7 @@ fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Check {
 }
 
 /// Returns the path of a node with its owner and mode: `"/dev/nvidia0" (root:video 0660)`.
-pub(super) fn owned(node: &Located) -> String {
+pub(super) fn owned(node: &ResolvedFile) -> String {
     format!(
         "{:?} ({}:{} {:04o})",
         node.path,

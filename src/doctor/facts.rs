@@ -7,7 +7,7 @@ use std::time::Duration;
 use base::paths::HostPath;
 use base::report::Finding;
 use base::sys::confine::Identity;
-use base::tree::Located;
+use base::tree::ResolvedFile;
 use nvidia_host::config::Config;
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::driver::pci::PciDevice;
@@ -17,7 +17,7 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::cap_files::CapFile;
 use nvidia_host::mps::Daemon;
 use nvidia_host::nvml::query::NvmlQuery;
-use nvidia_host::prepare::host::Foreseen;
+use nvidia_host::prepare::host::Preparation;
 
 use engines::cdi_check::CdiVerdict;
 use engines::{Engine, User};
@@ -105,7 +105,7 @@ pub struct DriverFacts {
     /// Whether only NVML reports the driver, because /proc does not have the files of its kernel module
     pub is_hidden: bool,
     /// `/dev/nvidia-uvm`
-    pub uvm: Option<Located>,
+    pub uvm: Option<ResolvedFile>,
     /// `/dev/nvidia-modeset`, if the kernel module is loaded
     pub modeset: Option<HostNode>,
     /// The devices next to the GPUs, with the names of their nodes below /dev
@@ -143,7 +143,7 @@ pub struct Start {
     /// Why the container does not start
     pub error: Option<Finding>,
     /// What the start does on the host first
-    pub prepares: Foreseen,
+    pub prepares: Preparation,
 }
 
 /// An expected device node, and the file that was found.
@@ -153,7 +153,7 @@ pub struct HostNode {
     pub name: String,
     /// Its minor number; the major is 195
     pub minor: u32,
-    pub found: Option<Located>,
+    pub found: Option<ResolvedFile>,
 }
 
 /// A question for NVML, and the answer.

@@ -1,6 +1,6 @@
 //! Checks of config.toml, the log, SELinux, and the permissions of users.
 
-use base::tree::Located;
+use base::tree::ResolvedFile;
 use findings::catalog;
 use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
@@ -109,12 +109,12 @@ fn creates_all_nodes(facts: &Facts) -> bool {
         return false;
     }
     let nodes = facts.driver.nodes.iter().chain(&facts.driver.modeset);
-    let mut found: Vec<&Located> = nodes.filter_map(|node| node.found.as_ref()).collect();
+    let mut found: Vec<&ResolvedFile> = nodes.filter_map(|node| node.found.as_ref()).collect();
     found.extend(&facts.driver.uvm);
     !found.is_empty() && found.into_iter().all(is_for_a_group)
 }
 
-fn is_for_a_group(node: &Located) -> bool {
+fn is_for_a_group(node: &ResolvedFile) -> bool {
     Permissions::from(node).is_for_a_group()
 }
 

@@ -12,7 +12,7 @@ use nvidia_host::capability::DRIVER_CAPABILITIES;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::host::{Driver, DriverParts, Host, Source};
-use nvidia_host::prepare::host::Foreseen;
+use nvidia_host::prepare::host::Preparation;
 use nvidia_host::request::{self, Container, Decision, GpuRequest};
 
 use super::check::{Check, Section, Status};
@@ -41,7 +41,7 @@ pub(super) fn inspect(
             capabilities,
             findings: Vec::new(),
             error: None,
-            prepares: Foreseen::default(),
+            prepares: Preparation::default(),
         };
         let decided = if is_root && is_this_host {
             decide_like_a_start(config, &mut start)

@@ -11,7 +11,7 @@ use ::engines::{Engine, EngineKind, User, Version};
 use base::paths::HostPath;
 use base::report::{Finding, Kind};
 use base::sys::confine::Identity;
-use base::tree::Located;
+use base::tree::ResolvedFile;
 use findings::catalog;
 use nvidia_host::config::{Config, NodeAccess};
 use nvidia_host::driver::DriverKind;
@@ -24,7 +24,7 @@ use nvidia_host::inventory::caps::MigCap;
 use nvidia_host::inventory::identity::{NOBODY, RunAs};
 use nvidia_host::inventory::{FailedGpu, Inventory, UnlistedMig};
 use nvidia_host::nvml::query::NvmlQuery;
-use nvidia_host::prepare::host::Foreseen;
+use nvidia_host::prepare::host::Preparation;
 use plugin_api::control::{Offered, OfferedDevice, OfferedDriver, OfferedResource, Unanswered};
 use plugin_api::status::KubeletPlugin;
 use rustix::fs::FileType;
@@ -39,7 +39,7 @@ const HOOK_FILE: &str = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
 
 fn node(name: &str, minor: u32) -> HostNode {
     let path = Path::new("/dev").join(name);
-    let found = Located {
+    let found = ResolvedFile {
         host: HostPath::new(&path),
         path,
         kind: FileType::CharacterDevice,
@@ -91,7 +91,7 @@ fn driver() -> DriverFacts {
         capabilities: "all",
         findings: Vec::new(),
         error: None,
-        prepares: Foreseen::default(),
+        prepares: Preparation::default(),
     };
     DriverFacts {
         starts: vec![start],

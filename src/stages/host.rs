@@ -10,8 +10,8 @@ use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::nodes::{CAPS, DeviceNode};
 use nvidia_host::edits::Wanted;
-use nvidia_host::host::{Driver, Host, Roots, Source};
-use nvidia_host::prepare::host::{Foreseen, Prepared, foresee, may_prepare, prepare_host};
+use nvidia_host::host::{Cached, Driver, Host, Roots, Source};
+use nvidia_host::prepare::host::{Preparation, Prepared, foresee, may_prepare, prepare_host};
 use nvidia_host::timeouts;
 
 use crate::oci::spec_view::LinuxDevice;
@@ -78,9 +78,9 @@ fn is_about_a_wrong_node(error: &anyhow::Error) -> bool {
 }
 
 /// What a start would do, for `plan` and `doctor`, which change nothing.
-pub(crate) struct Expected {
+pub(crate) struct PredictedStart {
     /// What the hook would do on the host first
-    pub prepares: Foreseen,
+    pub prepares: Preparation,
     /// The decision; `None` if NVML would report something else after the preparation
     pub decided: Option<Result<(Provided, Host)>>,
 }
@@ -94,7 +94,7 @@ pub(crate) fn expect(
     config: &Config,
     listed: &[LinuxDevice],
     findings: &mut Vec<Finding>,
-) -> Result<Expected> {
+) -> Result<PredictedStart> {
     let host = inspect_for(request, config, &|| ());
     let wanted = request.wanted()?;
     let may_prepare = config.load_kmods && prepares(config)?;
@@ -111,8 +111,8 @@ pub(crate) fn expect(
         return expect_prepared(host, request, config, listed, findings);
     }
     findings.extend(first);
-    Ok(Expected {
-        prepares: Foreseen::default(),
+    Ok(PredictedStart {
+        prepares: Preparation::default(),
         decided: Some(decided),
     })
 }
@@ -124,7 +124,7 @@ fn expect_prepared(
     config: &Config,
     listed: &[LinuxDevice],
     findings: &mut Vec<Finding>,
-) -> Result<Expected> {
+) -> Result<PredictedStart> {
     let wanted = request.wanted()?;
     let prepares = foresee(config, imex_channels(&wanted, config))?;
     // NVML lists GPUs and MIG devices only with their nodes, and nothing without /dev/nvidiactl.
@@ -133,14 +133,14 @@ fn expect_prepared(
         || prepares.nodes.values().any(is_of_mig)
         || !prepares.is_empty() && host.as_ref().map_or(true, Host::has_closed_gpus);
     if is_unknown {
-        return Ok(Expected {
+        return Ok(PredictedStart {
             prepares,
             decided: None,
         });
     }
     let host = host.map(|host| host.with_nodes(prepares.changed_nodes()));
     let decided = decide(host, request, config, listed, findings);
-    Ok(Expected {
+    Ok(PredictedStart {
         prepares,
         decided: Some(decided),
     })
@@ -180,7 +180,10 @@ fn inspect_for(request: &GpuRequest, config: &Config, slow: &dyn Fn()) -> Result
     {
         return driver.host(Source::Given(inventory));
     }
-    driver.host(Source::Cache(slow))
+    driver.host(Source::Cache(Cached {
+        names: request.only_devices(config),
+        slow,
+    }))
 }
 
 /// Reports whether nodes or links of the driver are missing, as they can be after boot. systemd finds devices by the links in

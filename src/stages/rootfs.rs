@@ -120,9 +120,10 @@ fn refuse_outdated(edits: &RootfsEdits, spec: &SpecView, config: &Config) -> Res
         }
     }
     let mut view = HostView::examine([&parts], &roots, None);
-    if parts.have_mig_device() {
+    let mig_uuids = parts.mig_uuids();
+    if !mig_uuids.is_empty() {
         // If NVML fails, the files of the MIG device show whether it exists.
-        let host = Host::inspect(config, &|| ());
+        let host = Host::inspect_devices(config, &mig_uuids);
         view.mig_devices = host.ok().map(|host| host.inventory.mig_uuids());
     }
     let Some(difference) = compare::differences(&parts, &view).into_iter().next() else {

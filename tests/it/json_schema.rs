@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::docs::texts;
 use crate::driver::{FakeDriver, NEEDS};
+use crate::records::REMOVED_RECORDS;
 use crate::support::{HOOK, Need, run, run_with, scratch, shell, source};
 
 tests! {
@@ -119,7 +120,7 @@ fn a_container_without_a_record() {
         let script = format!(
             "mount -t tmpfs lib /var/lib; mkdir -p /var/lib/containers/storage/overlay-containers; \
              mount --bind '{}' /var/lib/containers/storage/overlay-containers; mount -t tmpfs run /run; \
-             exec {HOOK} why {arguments}",
+             {REMOVED_RECORDS}; exec {HOOK} why {arguments}",
             dir.path().display()
         );
         run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
@@ -134,8 +135,13 @@ fn a_container_without_a_record() {
         );
         let devices = json!([{"name": "nvidia.com/gpu=0"}]);
         assert!(name != "a" || answer["devices"] == devices, "{answer:#}");
+        // Only a request without a record can be one of those whose record was removed.
+        let removed = answer.get("removed_records") == Some(&json!(3));
+        assert_eq!(removed, outcome == "not-called", "{answer:#}");
         let reason = answer["reason"].as_str().unwrap();
-        assert!(why(name).contains(reason), "{answer:#}");
+        let text = why(name);
+        assert!(text.contains(reason), "{answer:#}");
+        assert_eq!(text.contains("3 records of running"), removed, "{text}");
     }
 }
 

@@ -10,11 +10,12 @@ use crate::driver::{FakeDriver, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::golden::{self, SCRIPT};
 use crate::json_schema;
-use crate::support::{HOOK, Need, assert_says, run, scratch};
+use crate::records::REMOVED_RECORDS;
+use crate::support::{HOOK, Need, assert_says, run, scratch, sh};
 
 tests! {
     engine::NEEDS => containers_of_podman, gpus_from_cdi;
-    NEEDS => processes_of_an_older_driver, the_columns, names_of_gpus_and_an_invalid_configuration;
+    NEEDS => removed_records, processes_of_an_older_driver, the_columns, names_of_gpus_and_an_invalid_configuration;
     GOLDEN => what_a_person_reads;
     &[SCRIPT] => watching_needs_a_terminal;
 }
@@ -25,6 +26,23 @@ pub const GOLDEN: &[Need] = &[
     Need::CgroupV2,
     SCRIPT,
 ];
+
+/// A node with more containers than records.
+fn removed_records() {
+    let fake = FakeDriver::shared();
+    let hook = |arguments: &[&str]| run(fake.command().args(arguments));
+    let before = hook(&["ps"]).ok();
+    assert!(!before.contains("removed"), "{before}");
+    let document = json_schema::checked("ps", &hook(&["ps", "--json"]).ok());
+    assert_eq!(document.get("removed_records"), None);
+    sh(REMOVED_RECORDS).ok();
+    let line = "3 records of running containers were removed since the last boot, because there were too many";
+    assert_says(&hook(&["ps"]).ok(), &[line]);
+    let document = json_schema::checked("ps", &hook(&["ps", "--json"]).ok());
+    assert_eq!(document["removed_records"], 3);
+    let unknown = hook(&["why", "nobody"]);
+    assert_says(&unknown.stderr, &["unknown container or pod", line]);
+}
 
 /// Replaces the processes of the fake driver with these lines.
 fn set_processes(fake: &FakeDriver, lines: &str) {

@@ -14,6 +14,10 @@ use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch};
 use crate::why::{isolated, why};
 
+/// A script that makes the hook believe that it has removed three records of running containers.
+pub const REMOVED_RECORDS: &str = "install -d -m 700 /run/oci-nvidia-hook /run/oci-nvidia-hook/containers; umask 077; \
+     printf 3 >/run/oci-nvidia-hook/containers/.removed";
+
 tests! {
     NEEDS => a_request_of_megabytes, each_start_has_its_record, a_start_without_its_request, an_error_precedes_the_warnings,
         an_edited_config_and_its_hook_entry, a_record_of_a_removed_stage;

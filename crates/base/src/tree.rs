@@ -62,7 +62,7 @@ pub struct RegularFile {
 
 /// A file below the tree, after all symbolic links.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Located {
+pub struct ResolvedFile {
     /// The path below the tree, with a leading slash.
     pub path: PathBuf,
     /// The path on the host.
@@ -147,11 +147,11 @@ impl Tree {
     ///
     /// # Errors
     /// If nothing exists there, which includes a link out of the tree, or the path cannot be examined.
-    pub fn locate(&self, path: &Path) -> io::Result<Located> {
+    pub fn locate(&self, path: &Path) -> io::Result<ResolvedFile> {
         self.noted(path, self.locate_by_name(path))
     }
 
-    fn locate_by_name(&self, path: &Path) -> io::Result<Located> {
+    fn locate_by_name(&self, path: &Path) -> io::Result<ResolvedFile> {
         match self.follow(path, Look::Completely)? {
             Some((path, Seen::Stat(stat))) => {
                 self.note_content(&path, &stat);
@@ -230,14 +230,14 @@ impl Tree {
     }
 
     /// Has the kernel follow all links.
-    fn resolve(&self, path: &Path) -> io::Result<Located> {
+    fn resolve(&self, path: &Path) -> io::Result<ResolvedFile> {
         self.note_unrecorded();
         let fd = self.0.root.open_at(path, OFlags::PATH)?;
         Ok(self.located(self.path_of(&fd)?, &rustix::fs::fstat(&fd)?))
     }
 
-    fn located(&self, path: PathBuf, stat: &Stat) -> Located {
-        Located {
+    fn located(&self, path: PathBuf, stat: &Stat) -> ResolvedFile {
+        ResolvedFile {
             kind: FileType::from_raw_mode(stat.st_mode),
             device: (
                 rustix::fs::major(stat.st_rdev),

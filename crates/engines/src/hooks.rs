@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 
 use base::debug;
-use base::tree::{Located, Tree};
+use base::tree::{ResolvedFile, Tree};
 use nvidia_host::driver::elf;
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::programs;
@@ -40,7 +40,7 @@ pub enum Execution {
 }
 
 impl Execution {
-    fn of(host: &Tree, program: &Located) -> Self {
+    fn of(host: &Tree, program: &ResolvedFile) -> Self {
         if program.kind != FileType::RegularFile || program.mode & 0o111 == 0 {
             return Self::Denied;
         }

@@ -30,8 +30,17 @@ pub(crate) struct Candidate {
     pub bundle_exists: bool,
 }
 
-/// Returns the names of the records to remove.
-pub(crate) fn surplus(records: Vec<Candidate>) -> Vec<String> {
+/// The records to remove.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Surplus {
+    /// The names of their files
+    pub names: Vec<String>,
+    /// How many of them are of containers that can still run
+    pub running: usize,
+}
+
+/// Returns the records to remove.
+pub(crate) fn surplus(records: Vec<Candidate>) -> Surplus {
     let (mut running, mut others) = (Vec::new(), Vec::new());
     for candidate in records {
         if candidate.is_running() {
@@ -42,8 +51,10 @@ pub(crate) fn surplus(records: Vec<Candidate>) -> Vec<String> {
     }
     let for_others = MAX_ENDED.saturating_sub(running.len()).max(MIN_ENDED);
     let mut names = beyond(others, for_others);
-    names.extend(beyond(running, MAX_RECORDS - MIN_ENDED));
-    names
+    let of_running = beyond(running, MAX_RECORDS - MIN_ENDED);
+    let running = of_running.len();
+    names.extend(of_running);
+    Surplus { names, running }
 }
 
 impl Candidate {
@@ -159,7 +170,7 @@ mod tests {
         let mut records = kept(1000, "loop", Outcome::Failed, false);
         records.extend(kept(150, "", Outcome::Given, true));
         records.extend(kept(30, "other", Outcome::Given, false));
-        let gone = surplus(records);
+        let gone = surplus(records).names;
         assert_eq!(gone.len(), 1180 - 200);
         assert!(
             gone.iter().all(|name| !name.starts_with("Given")),
@@ -173,7 +184,7 @@ mod tests {
         for namespace in ["a", "b", "c"] {
             records.extend(kept(20, namespace, Outcome::Failed, false));
         }
-        let gone = surplus(records);
+        let gone = surplus(records).names;
         assert!(gone.iter().all(|name| name.starts_with("loop")), "{gone:?}");
         assert_eq!(gone.len(), 10_060 - MAX_ENDED);
         assert!(
@@ -189,7 +200,7 @@ mod tests {
         for candidate in &mut records[..MAX_RECORDS - 10] {
             candidate.record.ended = "000000".to_owned();
         }
-        let gone = surplus(records);
+        let gone = surplus(records).names;
         assert_eq!(gone.len(), MAX_RECORDS - 10 - (MAX_ENDED - 10));
         assert!(!gone.contains(&"Given399".to_owned()), "it runs");
         assert!(
@@ -207,7 +218,7 @@ mod tests {
             one[0].record.started = format!("{namespace:06}");
             records.extend(one);
         }
-        let gone = surplus(records);
+        let gone = surplus(records).names;
         let expected: Vec<_> = (0..MAX_RECORDS - MAX_ENDED)
             .rev()
             .map(|namespace| format!("n{namespace:03}Failed0"))
@@ -219,7 +230,7 @@ mod tests {
     fn of_one_namespace_failures_and_the_newest_stay() {
         let mut records = kept(10, "", Outcome::Failed, false);
         records.extend(kept(MAX_ENDED, "", Outcome::Given, false));
-        let gone = surplus(records);
+        let gone = surplus(records).names;
         let expected: Vec<_> = (0..10)
             .rev()
             .map(|number| format!("Given{number}"))
@@ -229,9 +240,13 @@ mod tests {
 
     #[test]
     fn there_is_an_end_to_those_that_run() {
-        let gone = surplus(kept(MAX_RECORDS * 2, "a", Outcome::Given, true));
-        assert_eq!(gone.len(), MAX_RECORDS * 2 - (MAX_RECORDS - MIN_ENDED));
-        assert_eq!(gone.last().unwrap(), "aGiven0");
+        let mut records = kept(MAX_RECORDS * 2, "a", Outcome::Given, true);
+        records.extend(kept(MAX_ENDED, "b", Outcome::Given, false));
+        let gone = surplus(records);
+        let running = MAX_RECORDS * 2 - (MAX_RECORDS - MIN_ENDED);
+        assert_eq!(gone.running, running);
+        assert_eq!(gone.names.len(), running + MAX_ENDED - MIN_ENDED);
+        assert_eq!(gone.names.last().unwrap(), "aGiven0");
     }
 
     #[test]

@@ -13,6 +13,9 @@ use super::{ContainerNames, Outcome, Record};
 
 /// Directory of the records below the run directory.
 pub const DIR: &str = "containers";
+/// The file with the number of records that were removed while their containers could still run. Only the hook knows this number: whoever
+/// counts running containers without a record also counts those that requested no GPU. With its first character, it is no record.
+const REMOVED: &str = ".removed";
 /// The age at which a temporary file is removed: its writer was killed, because no call takes this long.
 const STALE_AFTER: Duration = Duration::from_secs(1200);
 
@@ -143,6 +146,9 @@ impl Store {
         }
         let mut records = Vec::new();
         for name in names {
+            if name == REMOVED {
+                continue;
+            }
             if name.starts_with('.') {
                 if self.0.age(&name).is_some_and(|age| age > STALE_AFTER) {
                     self.remove(&name);
@@ -161,9 +167,25 @@ impl Store {
                 Err(_) => self.remove(&name),
             }
         }
-        for name in surplus(records) {
-            self.remove(&name);
+        let surplus = surplus(records);
+        for name in &surplus.names {
+            self.remove(name);
         }
+        if surplus.running > 0 {
+            let count = self.removed().saturating_add(surplus.running);
+            self.0.replace(REMOVED, count.to_string().as_bytes()).ok();
+        }
+    }
+
+    /// Returns how many records were removed since the last boot while their containers could still run, because there were too many.
+    pub fn removed(&self) -> usize {
+        /// A number has at most 20 digits.
+        const LIMIT: u64 = 20;
+        let Ok(Some(bytes)) = self.0.read(REMOVED, LIMIT) else {
+            return 0;
+        };
+        let text = std::str::from_utf8(&bytes).unwrap_or_default();
+        text.parse().unwrap_or_default()
     }
 
     fn remove(&self, name: &str) {
@@ -209,6 +231,7 @@ const fn is_plain(byte: u8) -> bool {
 mod tests {
     use super::*;
     use crate::Pod;
+    use std::io::Write;
     use std::path::Path;
     use std::time::SystemTime;
 
@@ -310,6 +333,37 @@ mod tests {
             format!("c{}", MAX_RECORDS + 19),
             "the newest"
         );
+    }
+
+    #[test]
+    fn removed_records_of_running_containers_are_counted() {
+        let (base, store) = store();
+        let dir = base.path().join("oci-nvidia-hook").join(DIR);
+        let fill = |of: &str| {
+            for number in 0..MAX_RECORDS {
+                let mut record = record(&format!("{of}{number}"), Outcome::Given, "1");
+                record.container.bundle = base.path().to_owned();
+                store.write(&record);
+            }
+            Store(RunDir::open_in(base.path()).unwrap().below(DIR).unwrap()).prune();
+        };
+        assert_eq!(store.removed(), 0);
+        fill("a");
+        let first = store.removed();
+        assert_eq!(first, MAX_RECORDS - store.all().unwrap().records.len());
+        assert!(first > 0);
+        fill("b");
+        assert_eq!(store.removed(), first + MAX_RECORDS, "the sum");
+        // It is older than a temporary file may be.
+        let count = store.removed().to_string();
+        let file = std::fs::File::create(dir.join(REMOVED)).unwrap();
+        (&file).write_all(count.as_bytes()).unwrap();
+        let old = SystemTime::now() - STALE_AFTER * 2;
+        file.set_modified(old).unwrap();
+        fill("c");
+        assert_eq!(store.removed(), first + 2 * MAX_RECORDS);
+        std::fs::write(dir.join(REMOVED), "nonsense").unwrap();
+        assert_eq!(store.removed(), 0);
     }
 
     #[test]

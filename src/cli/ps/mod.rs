@@ -23,9 +23,10 @@ use records::{RecordedDevice, StoredFinding};
 
 use self::join::{Process, State, Table};
 use super::args::Ps;
+use super::containers::{self, RemovedRecords};
+use super::output;
 use super::terminal::{Terminal, redrawn};
 use super::usage::usage_error;
-use super::{containers, output};
 use crate::record::call::Call;
 
 /// The time between two tables of `--watch`.
@@ -72,6 +73,9 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
 
 fn text(table: &Table, options: &Ps, terminal: Terminal) -> String {
     let mut text = table::text(table, options, terminal, SystemTime::now());
+    if let Some(removed) = containers::removed_records() {
+        text += &format!("{removed}\n");
+    }
     if let Some(hint) = containers::roots_records("ps") {
         text += &format!("{hint}\n");
     }
@@ -187,6 +191,8 @@ struct Document<'a> {
     /// The GPUs that are shared with MPS
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mps: Vec<&'a Entry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removed_records: Option<RemovedRecords>,
 }
 
 /// A container. The field names are part of the JSON interface.
@@ -230,6 +236,7 @@ fn document(table: &Table) -> Result<String> {
         containers,
         processes_outside: table.outside,
         mps: table.shared.iter().map(|gpu| &gpu.entry).collect(),
+        removed_records: containers::removed_records(),
     };
     Ok(json::pretty(&document)? + "\n")
 }

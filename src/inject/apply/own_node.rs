@@ -75,15 +75,15 @@ impl Applier {
         let dir = self.layout.parent(target)?;
         self.layout.mounts.refuse_shared_dir(&dir)?;
         if let Some(scratch) = self.create_nodes(&dir, device)? {
-            let put = self.put(source, target, at, device, process);
+            let mounted = self.mount_created(source, target, at, device, process);
             scratch.unmount().context(StillMounted)?;
-            return put;
+            return mounted;
         }
-        self.put(source, target, at, device, process)
+        self.mount_created(source, target, at, device, process)
     }
 
     /// Mounts the node that was created, or the host's `source`.
-    fn put(
+    fn mount_created(
         &mut self,
         source: Source,
         target: &ContainerPath,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use nvidia_host::inventory::cache::{CachedInventory, KernelView};
 use nvidia_host::inventory::fingerprint;
 use nvidia_host::inventory::procfs::KernelGpu;
+use nvidia_host::inventory::scope::Scope;
 use nvidia_host::inventory::{BusId, Inventory};
 
 /// Uses the bytes as the file, and as its contents.
@@ -34,6 +35,7 @@ fn check_file(answer: &CachedInventory) {
         "half a file"
     );
     let nobody = KernelView {
+        scope: Scope::All,
         known_gpus: Vec::new(),
         version: String::new(),
         gpus: Vec::new(),
@@ -51,7 +53,7 @@ fn check_file(answer: &CachedInventory) {
 }
 
 fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
-    fingerprint::is_confirmed(inventory, version, kernel, &[])
+    fingerprint::is_confirmed(inventory, version, kernel, &[], &Scope::All)
 }
 
 /// A kernel with exactly these GPUs may confirm the inventory; a kernel that differs in any way does not.

@@ -14,8 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::report::line;
-use hyper::body::Incoming;
-use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{
+    ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
+    HeaderValue,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -189,7 +193,7 @@ struct Server {
 }
 
 impl Server {
-    async fn respond(&self, request: &Request<Incoming>) -> Response<String> {
+    async fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let (method, path) = (request.method(), request.uri().path());
         if !matches!(path, "/metrics" | "/healthz") {
             return plain(StatusCode::NOT_FOUND, "not found\n");
@@ -205,18 +209,28 @@ impl Server {
             return plain(StatusCode::OK, "ok\n");
         }
         let containers = self.containers().await;
-        let format = accepted(request.headers());
-        match text::text(
+        let format = ExpositionFormat::preferred(&list(request.headers(), &ACCEPT));
+        let Ok(text) = text::text(
             self.series(containers),
             self.sources.latency.clone(),
             format,
-        ) {
-            Ok(body) => response(StatusCode::OK, format.content_type(), body),
-            Err(_) => plain(
+        ) else {
+            return plain(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "cannot write the metrics\n",
-            ),
+            );
+        };
+        let content_type = format.content_type();
+        if text::accepts_gzip(&list(request.headers(), &ACCEPT_ENCODING))
+            && let Ok(compressed) = text::gzip(&text)
+        {
+            let mut response = response(StatusCode::OK, content_type, compressed);
+            response
+                .headers_mut()
+                .insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            return response;
         }
+        response(StatusCode::OK, content_type, text)
     }
 
     async fn containers(&self) -> Option<PodContainers> {
@@ -260,22 +274,26 @@ impl Server {
     }
 }
 
-/// Returns the format that the client prefers. A header can be repeated, which is the same as a list.
-fn accepted(headers: &HeaderMap) -> ExpositionFormat {
+/// Returns the list in a header. A header can be repeated, which is the same as a list.
+fn list(headers: &HeaderMap, name: &HeaderName) -> String {
     let values: Vec<&str> = headers
-        .get_all(ACCEPT)
+        .get_all(name)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .collect();
-    ExpositionFormat::preferred(&values.join(","))
+    values.join(",")
 }
 
-fn plain(status: StatusCode, body: &str) -> Response<String> {
-    response(status, "text/plain; charset=utf-8", body.to_owned())
+fn plain(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
+    response(status, "text/plain; charset=utf-8", body)
 }
 
-fn response(status: StatusCode, content_type: &'static str, body: String) -> Response<String> {
-    let mut response = Response::new(body);
+fn response(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     response
         .headers_mut()
@@ -286,6 +304,8 @@ fn response(status: StatusCode, content_type: &'static str, body: String) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+
     use crate::metrics::timed;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::UnixListener;
@@ -333,6 +353,37 @@ mod tests {
     }
 
     const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
+
+    #[tokio::test]
+    async fn a_client_that_accepts_gzip_gets_less() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = start(dir.path()).await;
+        let answer = async |path: &str, encodings: &str| {
+            let request = format!(
+                "GET {path} HTTP/1.1\r\nHost: node\r\nAccept-Encoding: {encodings}\r\n\r\n"
+            );
+            let mut stream = connect(address, request.as_bytes()).await;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
+            let body = answer.split_off(end.unwrap() + 4);
+            (String::from_utf8(answer).unwrap(), body)
+        };
+        let (_, plain) = answer("/metrics", "identity").await;
+        assert!(plain.starts_with(b"# HELP "));
+        let (headers, compressed) = answer("/metrics", "deflate, gzip").await;
+        assert!(headers.contains("content-encoding: gzip\r\n"), "{headers}");
+        assert!(headers.contains("openmetrics-text"), "{headers}");
+        let length = format!("content-length: {}\r\n", compressed.len());
+        assert!(headers.contains(&length) && compressed.len() < plain.len() / 2);
+        let mut text = Vec::new();
+        flate2::read::GzDecoder::new(&*compressed)
+            .read_to_end(&mut text)
+            .unwrap();
+        assert!(text.starts_with(b"# HELP ") && text.ends_with(b"# EOF\n"));
+        let (headers, body) = answer("/healthz", "gzip").await;
+        assert!(!headers.contains("content-encoding") && body == b"ok\n");
+    }
 
     /// A user of the node opens connections while Prometheus waits for the kubelet.
     #[tokio::test]

@@ -109,11 +109,16 @@ impl Parts {
         }
     }
 
-    /// Whether a MIG device is among the devices. Only NVML lists their UUIDs.
+    /// Returns the UUIDs of the MIG devices among the devices. Only NVML lists those of the host.
     #[must_use]
-    pub fn have_mig_device(&self) -> bool {
-        let mut devices = self.devices.iter();
-        devices.any(|device| matches!(device.node, NodeName::Cap(_)))
+    pub fn mig_uuids(&self) -> Vec<String> {
+        let mut uuids = Vec::new();
+        for device in &self.devices {
+            if matches!(device.node, NodeName::Cap(_)) {
+                uuids.extend(device.uuid.clone());
+            }
+        }
+        uuids
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use base::debug;
 use base::paths::HostPath;
-use base::report::{Failure, Finding, errno_of, failure, kind_of};
+use base::report::{Failure, Finding, failure, kind_of};
 use base::sys::in_root::open_host_file;
 use base::sys::ns;
 use findings::catalog;
@@ -84,11 +84,10 @@ fn read_all(
 
 /// Reads a file, or returns `None` if it is missing. A dangling link is an error: the administrator expects a file to be read.
 fn read_if_existing(path: &Path) -> Result<Option<String>> {
-    match read_file(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if is_missing(&error) && path.symlink_metadata().is_err() => Ok(None),
-        Err(error) => Err(error),
+    if rustix::fs::lstat(path).err() == Some(Errno::NOENT) {
+        return Ok(None);
     }
+    read_file(path).map(Some)
 }
 
 /// Returns the drop-in files in the order of their names.
@@ -122,10 +121,6 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
 fn is_drop_in(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "toml")
-}
-
-fn is_missing(error: &anyhow::Error) -> bool {
-    errno_of(error) == Some(Errno::NOENT)
 }
 
 fn read_file(path: &Path) -> Result<String> {

@@ -3,7 +3,7 @@
 
 use rustix::fs::Stat;
 
-use base::tree::Located;
+use base::tree::ResolvedFile;
 
 /// The permissions of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,8 +73,8 @@ impl Permissions {
     }
 }
 
-impl From<&Located> for Permissions {
-    fn from(file: &Located) -> Self {
+impl From<&ResolvedFile> for Permissions {
+    fn from(file: &ResolvedFile) -> Self {
         Self {
             mode: file.mode,
             uid: file.uid,

@@ -19,6 +19,7 @@ use crate::driver::platform::Platform;
 use crate::inventory::cache::{Cache, KernelView};
 use crate::inventory::fingerprint::uptime;
 use crate::inventory::procfs::{self, KnownGpu};
+use crate::inventory::scope::Scope;
 use crate::inventory::{Inventory, cap_files, identity};
 use crate::nvml::query::NvmlQuery;
 
@@ -31,11 +32,20 @@ pub struct Driver<'a> {
     pub(super) library: HostPath,
 }
 
+/// How the cached inventory is used.
+#[expect(missing_debug_implementations, reason = "functions have none")]
+pub struct Cached<'a> {
+    /// The names of the devices for which the kernel has to confirm it; `None` for all
+    pub names: Option<&'a [String]>,
+    /// Is called before NVML, which can take seconds
+    pub slow: &'a dyn Fn(),
+}
+
 /// Where the inventory of a host comes from.
 #[expect(missing_debug_implementations, reason = "functions have none")]
 pub enum Source<'a> {
-    /// The cache if the kernel confirms it. Otherwise, calls the function and then queries NVML, which can take seconds.
-    Cache(&'a dyn Fn()),
+    /// The cache if the kernel confirms it, otherwise NVML
+    Cache(Cached<'a>),
     /// NVML, whose answer replaces the cached inventory
     Nvml,
     /// The caller. NVML is not queried.
@@ -89,8 +99,8 @@ impl<'a> Driver<'a> {
     /// If NVML fails, or the GPUs are of a platform that is not supported.
     pub fn host(self, source: Source<'_>) -> Result<Host> {
         let (inventory, view) = match source {
-            Source::Cache(slow) => self.inventory(false, slow)?,
-            Source::Nvml => self.inventory(true, &|| ())?,
+            Source::Cache(cached) => self.inventory(Some(&cached))?,
+            Source::Nvml => self.inventory(None)?,
             Source::Given(inventory) => (inventory, KernelView::of_gpus(&self.parts.roots.proc)),
         };
         let models = inventory.gpus.iter().map(|gpu| gpu.model.as_str());
@@ -100,20 +110,22 @@ impl<'a> Driver<'a> {
         Ok(Host::new(self.config, self.parts, inventory, view))
     }
 
-    /// Returns the inventory, completed with the GPUs that only the kernel module lists. It is from the cache if the kernel confirms that
-    /// and it need not be taken `afresh`.
-    fn inventory(&self, afresh: bool, slow: &dyn Fn()) -> Result<(Inventory, KernelView)> {
+    /// Returns the inventory, completed with the GPUs that only the kernel module lists. Without `cached`, it is NVML's
+    /// current answer.
+    fn inventory(&self, cached: Option<&Cached<'_>>) -> Result<(Inventory, KernelView)> {
         let question = self.question()?;
         let ask = |end| self.parts.ask(&question, self.config, end);
-        let view = |known: &[KnownGpu]| self.kernel_view(known);
-        let (mut inventory, view) = match self.cache(&question) {
-            Some(cache) if afresh => cache.renew(&view, &ask)?,
-            Some(cache) => cache.get(&view, slow, &ask)?,
-            None => {
-                slow();
+        let view = |known: &[KnownGpu], scope| self.kernel_view(known, scope);
+        let (mut inventory, view) = match (self.cache(&question), cached) {
+            (Some(cache), Some(Cached { names, slow })) => cache.get(*names, &view, slow, &ask)?,
+            (Some(cache), None) => cache.renew(&view, &ask)?,
+            (None, cached) => {
+                if let Some(Cached { slow, .. }) = cached {
+                    slow();
+                }
                 (
                     ask(Instant::now() + self.config.nvml_timeout)?.inventory,
-                    view(&[]),
+                    view(&[], Scope::All),
                 )
             }
         };
@@ -150,7 +162,7 @@ impl<'a> Driver<'a> {
     pub(super) fn cached(&self) -> Option<Inventory> {
         self.parts.module.as_ref()?;
         let cache = self.question().ok()?.existing_cache()?;
-        cache.confirmed(&self.kernel_view(&[]))
+        cache.confirmed(&self.kernel_view(&[], Scope::All))
     }
 
     /// Returns what is known about the driver without NVML: the cached inventory, or one without GPUs. `None` if no kernel module of
@@ -173,10 +185,10 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn kernel_view(&self, known: &[KnownGpu]) -> KernelView {
+    fn kernel_view(&self, known: &[KnownGpu], scope: Scope) -> KernelView {
         let roots = &self.parts.roots;
         let Roots { dev, proc, sys, .. } = roots;
-        let instances = cap_files::instances(proc);
+        let instances = cap_files::instances_in(proc, &scope);
         let caps = if instances.is_empty() {
             Vec::new()
         } else {
@@ -186,10 +198,11 @@ impl<'a> Driver<'a> {
         let (gpus, known_gpus) = procfs::gpus_with(proc, known, SystemTime::now());
         let state = HostState::with_gpus(roots, module, Some(&self.library), gpus, &instances);
         let of_instances = cap_files::nodes(dev, &instances, &caps);
-        let fingerprint = state.fingerprint(sys, &of_instances);
+        let fingerprint = state.fingerprint(sys, &of_instances, &scope);
         let nodes = state.device_nodes(dev);
         let HostState { module, gpus, .. } = state;
         KernelView {
+            scope,
             version: module.unwrap_or_default(),
             state: fingerprint,
             gpus,

@@ -39,12 +39,13 @@ impl Host {
         matches!(node, NodeState::Missing | NodeState::NotADevice(_))
     }
 
-    /// Whether nodes of MIG capabilities are missing. NVML lists only MIG devices with existing nodes, but the kernel module has files for
+    /// Whether nodes of MIG capabilities of the examined GPUs are missing. NVML lists only MIG devices with existing nodes, but the kernel module has files for
     /// all of them.
     fn lacks_mig_nodes(&self, wanted: &Wanted) -> bool {
+        let mut examined = self.inventory.gpus.iter();
         let concerned = wanted.mig_config
             || wanted.mig_monitor
-            || self.inventory.gpus.iter().any(|gpu| gpu.mig_enabled);
+            || examined.any(|gpu| gpu.mig_enabled && self.view.scope.has(gpu.minor));
         let Roots { dev, proc, .. } = self.roots();
         if !concerned || proc.locate(Path::new(MIG_MINORS)).is_err() {
             return false;

@@ -26,7 +26,7 @@ use base::paths::HostPath;
 use base::report::{Finding, failure};
 use base::tree::Tree;
 
-pub use self::driver::{Driver, Source};
+pub use self::driver::{Cached, Driver, Source};
 pub(crate) use self::gather::SpecFiles;
 pub use self::mps::{MpsPrograms, mode_process, mps_daemons};
 pub use self::parts::DriverParts;
@@ -183,7 +183,21 @@ impl Host {
     /// If there is no driver, or NVML fails.
     pub fn inspect(config: &Config, slow: &dyn Fn()) -> Result<Self> {
         let capabilities = Capabilities::default_set(config.supported_driver_capabilities);
-        Driver::find_cached(config, capabilities)?.host(Source::Cache(slow))
+        let cached = Cached { names: None, slow };
+        Driver::find_cached(config, capabilities)?.host(Source::Cache(cached))
+    }
+
+    /// Like [`Self::inspect`], for a decision that depends only on the devices with these names.
+    ///
+    /// # Errors
+    /// As [`Self::inspect`].
+    pub fn inspect_devices(config: &Config, names: &[String]) -> Result<Self> {
+        let capabilities = Capabilities::default_set(config.supported_driver_capabilities);
+        let cached = Cached {
+            names: Some(names),
+            slow: &|| (),
+        };
+        Driver::find_cached(config, capabilities)?.host(Source::Cache(cached))
     }
 
     /// Opens the host only for [`Self::device_facts`]. Searches for no driver file, so it is cheap

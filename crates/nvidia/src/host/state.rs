@@ -23,6 +23,7 @@ use crate::inventory::cap_files::{Instance, InstanceNode};
 use crate::inventory::caps::MigCap;
 use crate::inventory::fingerprint::Fingerprint;
 use crate::inventory::procfs::{self, KernelGpu};
+use crate::inventory::scope::Scope;
 use crate::inventory::{BusId, cap_files};
 
 /// A device node.
@@ -145,56 +146,65 @@ impl HostState {
     }
 
     /// Returns the fingerprint for the cached inventory, or `None` if the inventory must not be cached, because a file cannot be examined.
-    /// `sys` is the root that has the PCI devices, and `mig` are the instances with their nodes.
-    pub(super) fn fingerprint(&self, sys: &Tree, mig: &[InstanceNode]) -> Option<Fingerprint> {
+    /// `sys` is the root that has the PCI devices, and `mig` are the instances of the GPUs in `scope` with their nodes.
+    pub(super) fn fingerprint(
+        &self,
+        sys: &Tree,
+        mig: &[InstanceNode],
+        scope: &Scope,
+    ) -> Option<Fingerprint> {
         let (boot, library, module) = (
             self.boot.as_ref()?,
             self.library.as_ref()?,
             self.module.as_deref(),
         );
-        let mut text = format!(
+        let mut host = format!(
             "module {} {}\nboot {boot}\nlibrary {library}\n",
             module.unwrap_or_default(),
             self.load
         );
         writeln!(
-            text,
+            host,
             "{CONTROL} {}",
             access(self.nodes.get(CONTROL)?.permissions)
         )
         .ok()?;
-        let mut is_whole = true;
+        let (mut gpus, mut is_whole) = (BTreeMap::new(), true);
         for gpu in &self.gpus {
             if gpu.excluded {
                 // NVML does not count the GPU. It may lack a node, and it never gets a UUID.
-                writeln!(text, "{} excluded", gpu.bus_id).ok()?;
+                writeln!(host, "{} excluded", gpu.bus_id).ok()?;
                 continue;
             }
-            let responds = is_on_the_bus(sys, gpu.bus_id);
             let node = gpu
                 .minor
                 .and_then(|minor| self.nodes.get(&NodeName::Gpu(minor).to_string()))
                 .map(|node| access(node.permissions));
-            is_whole &= responds && node.is_some() && gpu.uuid.is_some();
+            is_whole &= node.is_some() && gpu.uuid.is_some();
             let (minor, uuid) = (
                 gpu.minor.unwrap_or(u32::MAX),
                 gpu.uuid.as_deref().unwrap_or("?"),
             );
-            writeln!(
-                text,
-                "{} {minor} {uuid} {} {responds}",
-                gpu.bus_id,
-                node.as_deref().unwrap_or("?")
-            )
-            .ok()?;
+            let node = node.as_deref().unwrap_or("?");
+            writeln!(host, "{} {minor} {uuid} {node}", gpu.bus_id).ok()?;
+            if scope.has(minor) {
+                let responds = is_on_the_bus(sys, gpu.bus_id);
+                is_whole &= responds;
+                gpus.insert(minor, format!("responds {responds}\n"));
+            }
         }
         for (Instance { cap, entry }, node) in mig {
             let entry = (*entry)?;
             let access = node.map_or("?".to_owned(), access);
             is_whole &= node.is_some();
+            let text = gpus.entry(cap.gpu()?).or_default();
             writeln!(text, "{cap:?} {entry} {access}").ok()?;
         }
-        Some(Fingerprint { text, is_whole })
+        Some(Fingerprint {
+            host,
+            gpus,
+            is_whole,
+        })
     }
 }
 
@@ -256,7 +266,7 @@ fn module_load() -> u64 {
 }
 
 /// Whether a GPU responds on the PCI bus. If it has fallen off the bus, all bits of its registers are 1, but the module still lists it.
-/// This does not wake a sleeping GPU: the module has already done so for the file `information`, which was read before.
+/// Reading the configuration space wakes a GPU that sleeps (`pci_config_pm_runtime_get` in drivers/pci/pci-sysfs.c).
 fn is_on_the_bus(sys: &Tree, bus_id: BusId) -> bool {
     let config = Path::new(PCI_DEVICES)
         .join(bus_id.in_sysfs())

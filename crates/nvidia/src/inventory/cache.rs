@@ -27,6 +27,11 @@
 //!    not cached.
 //! 6. *GPUs respond*: the configuration space of each GPU can be read. For a GPU that has fallen off the bus, all bits are 1.
 //!
+//! If a request names its devices, conditions 5 and 6 are examined only for their GPUs ([`Scope`]): the MIG devices of other GPUs have
+//! other indices, and a GPU that fell off the bus keeps its index ([`super::merge`]). So a request for one MIG device does not compare
+//! those of other GPUs, and another GPU that sleeps is not woken: reading its configuration space would (`pci_config_pm_runtime_get`).
+//! The other conditions are examined for all GPUs, because each index depends on them.
+//!
 //! An inventory with a failed GPU is not cached: NVML is called, and the GPU is reported, at each start. If a GPU breaks later in a way
 //! that only NVML shows, containers still get it, as if they had started a second earlier. `info` always calls NVML and replaces
 //! the cached inventory.
@@ -64,6 +69,7 @@ use super::cap_files::{CapNode, Instance};
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::notice::Wait;
 use super::procfs::{self, KernelGpu, KnownGpu};
+use super::scope::Scope;
 use super::stored_error::StoredError;
 use super::{Gpu, Inventory, gather};
 use crate::driver::nodes::DeviceNode;
@@ -72,7 +78,7 @@ use crate::stored;
 /// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
 /// The kind of the file, with the number of its format.
-const KIND: &str = "inventory 6";
+const KIND: &str = "inventory 7";
 /// The number of seconds for which an inventory without a hanging GPU is cached.
 const BRIEFLY: u64 = 60;
 /// How long a process waits for a lock that is not required for correctness.
@@ -81,6 +87,8 @@ const SHORTLY: Duration = Duration::from_secs(1);
 /// The current state according to the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct KernelView {
+    /// The GPUs whose MIG devices and bus were examined
+    pub scope: Scope,
     /// The version of the loaded module
     pub version: String,
     /// The GPUs of the module
@@ -89,9 +97,9 @@ pub struct KernelView {
     pub known_gpus: Vec<KnownGpu>,
     /// The driver's control node and the nodes of the GPUs, by their names below /dev
     pub nodes: BTreeMap<String, DeviceNode>,
-    /// The GPU instances and compute instances
+    /// The GPU instances and compute instances of these GPUs
     pub instances: Vec<Instance>,
-    /// The nodes of MIG capabilities; empty if there are no instances
+    /// The nodes of their MIG capabilities; empty if there are no instances
     pub caps: Vec<CapNode>,
     /// The nodes among these that are missing
     pub missing_caps: Vec<CapNode>,
@@ -111,8 +119,8 @@ impl KernelView {
     }
 }
 
-/// A function that examines the kernel, except for what is known about these GPUs.
-pub type Look<'a> = &'a dyn Fn(&[KnownGpu]) -> KernelView;
+/// A function that examines the kernel, except for what is known about GPUs. It examines only some things of GPUs outside the scope.
+pub type Look<'a> = &'a dyn Fn(&[KnownGpu], Scope) -> KernelView;
 
 /// A function that queries NVML until the given time.
 pub type Ask<'a> = &'a dyn Fn(Instant) -> Result<gather::NvmlAnswer>;
@@ -124,7 +132,7 @@ pub struct CachedInventory {
     number: u64,
     question: String,
     /// The fingerprint for which it is valid; `None` if only processes that waited for it may use it
-    state: Option<String>,
+    state: Option<Fingerprint>,
     /// The end of its validity in terms of [`KernelView::uptime`], if a hanging GPU is missing in it
     until: Option<u64>,
     /// What the kernel module said about its GPUs
@@ -145,29 +153,36 @@ impl CachedInventory {
         stored::parse(KIND, bytes)
     }
 
-    /// Whether the current state of the kernel confirms the inventory.
+    /// Whether the current state of the kernel confirms the inventory, as far as it concerns the GPUs in the scope of the view.
     #[must_use]
     pub fn is_confirmed_by(&self, view: &KernelView) -> bool {
-        let Some(state) = &view.state else {
+        let (Some(known), Some(state)) = (&self.state, &view.state) else {
             return false;
         };
+        let KernelView {
+            scope,
+            version,
+            gpus,
+            instances,
+            uptime,
+            ..
+        } = view;
         let is_confirmed = match self.until {
             None => {
-                state.is_whole
-                    && is_confirmed(&self.inventory, &view.version, &view.gpus, &view.instances)
+                state.is_whole && is_confirmed(&self.inventory, version, gpus, instances, scope)
             }
             Some(until) => {
-                view.uptime > 0
-                    && (until.saturating_sub(BRIEFLY)..until).contains(&view.uptime)
-                    && is_confirmed_in_part(
-                        &self.inventory,
-                        &view.version,
-                        &view.gpus,
-                        &view.instances,
-                    )
+                *uptime > 0
+                    && (until.saturating_sub(BRIEFLY)..until).contains(uptime)
+                    && is_confirmed_in_part(&self.inventory, version, gpus, instances, scope)
             }
         };
-        self.state.as_ref() == Some(&state.text) && is_confirmed
+        known.agrees_with(state) && is_confirmed
+    }
+
+    /// Examines the kernel for a request with these names.
+    fn examine(&self, names: Option<&[String]>, view: Look<'_>) -> KernelView {
+        view(&self.known_gpus, Scope::of_names(names, &self.inventory))
     }
 }
 
@@ -210,29 +225,27 @@ impl Cache {
         }
     }
 
-    /// Returns the cached inventory if the kernel confirms it. Otherwise calls `slow`, because the rest can take seconds, and then `ask`,
-    /// whose answer is cached if possible.
+    /// Returns the cached inventory if the kernel confirms it for the devices with these names, or for all if there are no names.
+    /// Otherwise calls `slow`, because the rest can take seconds, and then `ask`, whose answer is cached if possible.
     ///
     /// # Errors
     /// If `ask` fails.
     pub fn get(
         &self,
+        names: Option<&[String]>,
         view: Look<'_>,
         slow: &dyn Fn(),
         ask: Ask<'_>,
     ) -> Result<(Inventory, KernelView)> {
         let before = self.read();
-        let now = match &before {
-            Some(answer) => view(&answer.known_gpus),
-            None => view(&[]),
-        };
-        if let Some(cached) = &before
-            && cached.is_confirmed_by(&now)
-        {
-            if cached.known_gpus != now.known_gpus {
-                self.know(cached.number, &now.known_gpus);
+        if let Some(cached) = &before {
+            let now = cached.examine(names, view);
+            if cached.is_confirmed_by(&now) {
+                if cached.known_gpus != now.known_gpus {
+                    self.know(cached.number, &now.known_gpus);
+                }
+                return Ok((cached.inventory.clone(), now));
             }
-            return Ok((cached.inventory.clone(), now));
         }
         slow();
         let end = Instant::now() + self.patience;
@@ -240,11 +253,11 @@ impl Cache {
         let failures = self.last_failure().map_or(0, |failed| failed.number);
         // Without the lock, there is no time left or the lock file cannot be created.
         let Ok(Some(_lock)) = self.lock() else {
-            return Ok((ask(end)?.inventory, view(&[])));
+            return Ok((ask(end)?.inventory, view(&[], Scope::All)));
         };
         // The previous owner of the lock may have stored an answer.
         if let Some(answer) = self.read() {
-            let now = view(&answer.known_gpus);
+            let now = answer.examine(names, view);
             if answer.is_confirmed_by(&now) || answer.number >= arrived.saturating_add(2) {
                 return Ok((answer.inventory, now));
             }
@@ -274,7 +287,7 @@ impl Cache {
         let end = Instant::now() + self.patience;
         match self.lock() {
             Ok(Some(_lock)) => self.ask(view, ask, end),
-            _ => Ok((ask(end)?.inventory, view(&[]))),
+            _ => Ok((ask(end)?.inventory, view(&[], Scope::All))),
         }
     }
 
@@ -333,13 +346,12 @@ impl Cache {
             gave_up,
         } = ask(end).inspect_err(|error| self.share(error))?;
         // The kernel is examined after the query, because the query makes the module open its GPUs and learn their UUIDs.
-        let now = view(&[]);
-        let state = now.state.as_ref().map(|state| state.text.clone());
+        let now = view(&[], Scope::All);
         let until = gave_up.then(|| now.uptime.saturating_add(BRIEFLY));
         let mut answer = CachedInventory {
             number,
             question: self.question.clone(),
-            state,
+            state: now.state.clone(),
             until,
             known_gpus: now.known_gpus.clone(),
             inventory,

@@ -16,6 +16,7 @@ use crate::driver::node_name::NodeName;
 use crate::driver::params::{NodePolicy, field, parse_policy};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
+use crate::inventory::scope::Scope;
 use crate::inventory::{Inventory, UnlistedMig};
 
 /// A capability, and the node that grants it.
@@ -96,36 +97,54 @@ pub struct Instance {
     pub entry: Option<FileId>,
 }
 
-/// Returns the GPU instances, each before its compute instances. They are found by their directories, because the table of all
-/// possible capabilities (mig-minors) has 4,000 lines.
+/// Returns all GPU instances, each before its compute instances.
 #[must_use]
 pub fn instances(proc: &Tree) -> Vec<Instance> {
+    instances_in(proc, &Scope::All)
+}
+
+/// Returns the GPU instances of these GPUs, each before its compute instances. They are found by their directories, because the table
+/// of all possible capabilities (mig-minors) has 4,000 lines.
+#[must_use]
+pub(crate) fn instances_in(proc: &Tree, scope: &Scope) -> Vec<Instance> {
     let top = Path::new(DRIVER_PROC).join("capabilities");
     let mut instances = Vec::new();
-    for name in proc.names(&top) {
-        let Some(gpu) = number(&name, "gpu") else {
-            continue;
-        };
-        let mig = top.join(name).join("mig");
-        for (name, stat) in proc.entries(&mig, "gi") {
-            let Some(instance) = number(&name, "gi") else {
-                continue;
-            };
-            instances.push(Instance {
-                cap: MigCap::GpuInstance(gpu, instance),
-                entry: stat.as_ref().map(FileId::from),
-            });
-            for (name, stat) in proc.entries(&mig.join(name), "ci") {
-                if let Some(compute) = number(&name, "ci") {
-                    instances.push(Instance {
-                        cap: MigCap::ComputeInstance(gpu, instance, compute),
-                        entry: stat.as_ref().map(FileId::from),
-                    });
+    match scope {
+        Scope::All => {
+            for name in proc.names(&top) {
+                if let Some(gpu) = number(&name, "gpu") {
+                    add_instances(proc, &top, gpu, &mut instances);
                 }
+            }
+        }
+        Scope::Gpus(minors) => {
+            for minor in minors {
+                add_instances(proc, &top, *minor, &mut instances);
             }
         }
     }
     instances
+}
+
+fn add_instances(proc: &Tree, top: &Path, gpu: u32, instances: &mut Vec<Instance>) {
+    let mig = top.join(format!("gpu{gpu}")).join("mig");
+    for (name, stat) in proc.entries(&mig, "gi") {
+        let Some(instance) = number(&name, "gi") else {
+            continue;
+        };
+        instances.push(Instance {
+            cap: MigCap::GpuInstance(gpu, instance),
+            entry: stat.as_ref().map(FileId::from),
+        });
+        for (name, stat) in proc.entries(&mig.join(name), "ci") {
+            if let Some(compute) = number(&name, "ci") {
+                instances.push(Instance {
+                    cap: MigCap::ComputeInstance(gpu, instance, compute),
+                    entry: stat.as_ref().map(FileId::from),
+                });
+            }
+        }
+    }
 }
 
 /// Returns the files of the capabilities that exist.

@@ -1,32 +1,49 @@
 //! The fingerprint of a host: the state on which NVML's answer depends. The cached inventory is valid while the fingerprint stays the
 //! same and the kernel confirms the inventory. [`super::cache`] stores both.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
 
 use super::cap_files::Instance;
 use super::caps::MigCap;
 use super::procfs::KernelGpu;
+use super::scope::Scope;
 use super::{Gpu, Inventory};
 
-/// The fingerprint of a host.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The fingerprint of a host, or of some of its GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fingerprint {
-    /// The fingerprint as text, to be compared
-    pub text: String,
-    /// Whether each GPU has a known UUID, responds on the bus and has its node
+    /// What each device depends on, as text: the boot, the driver, and which GPUs there are in which order
+    pub host: String,
+    /// The rest of the state of each examined GPU, by its device minor: whether it responds, and its MIG devices
+    pub gpus: BTreeMap<u32, String>,
+    /// Whether each GPU has a known UUID and its node, and each examined one responds on the bus
     pub is_whole: bool,
 }
 
+impl Fingerprint {
+    /// Whether this fingerprint of all GPUs shows the same state as a later one, which can be of fewer GPUs.
+    #[must_use]
+    pub(crate) fn agrees_with(&self, later: &Self) -> bool {
+        let is_same = |(minor, text)| self.gpus.get(minor) == Some(text);
+        self.host == later.host && later.gpus.iter().all(is_same)
+    }
+}
+
 /// Whether the kernel confirms an inventory: it has the same GPUs with the same bus ids, UUIDs and minors, and the same MIG devices. All
-/// GPUs work, and each in MIG mode has a MIG device.
+/// GPUs work, and each in MIG mode has a MIG device. `instances` are those of the GPUs in `scope`.
 #[must_use]
 pub fn is_confirmed(
     inventory: &Inventory,
     version: &str,
     kernel: &[KernelGpu],
     instances: &[Instance],
+    scope: &Scope,
 ) -> bool {
-    inventory.failed.is_empty() && is_confirmed_in_part(inventory, version, kernel, instances)
+    inventory.failed.is_empty()
+        && is_confirmed_in_part(inventory, version, kernel, instances, scope)
 }
 
 /// Like [`is_confirmed`] for the GPUs that have answered. Each of the other GPUs must have an index.
@@ -36,6 +53,7 @@ pub(crate) fn is_confirmed_in_part(
     version: &str,
     kernel: &[KernelGpu],
     instances: &[Instance],
+    scope: &Scope,
 ) -> bool {
     let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
     let Inventory { gpus, failed, .. } = inventory;
@@ -46,7 +64,9 @@ pub(crate) fn is_confirmed_in_part(
         && gpus.len() + failed.len() == kernel.len()
         && !kernel.is_empty()
         && gpus.iter().all(|gpu| is_listed_once(gpu, &kernel))
-        && gpus.iter().all(|gpu| has_mig_devices(gpu, instances))
+        && gpus
+            .iter()
+            .all(|gpu| !scope.has(gpu.minor) || has_mig_devices(gpu, instances))
         && gpus.is_sorted_by_key(|gpu| gpu.index)
         && (0..).zip(&indices).all(|(index, known)| index == *known)
         && indices.len() == kernel.len()
@@ -122,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_kernel_confirms_whole_gpus_only() {
-        assert!(is_confirmed(&whole(), "535.1", &kernel(), &[]));
+        assert!(is_confirmed(&whole(), "535.1", &kernel(), &[], &Scope::All));
         type Change = fn(&mut Inventory, &mut Vec<KernelGpu>);
         let changes: [(&str, Change); 12] = [
             ("another GPU at the same place", |_, kernel| {
@@ -166,9 +186,12 @@ mod tests {
         for (what, change) in changes {
             let (mut inventory, mut kernel) = (whole(), kernel());
             change(&mut inventory, &mut kernel);
-            assert!(!is_confirmed(&inventory, "535.1", &kernel, &[]), "{what}");
             assert!(
-                !is_confirmed_in_part(&inventory, "535.1", &kernel, &[]),
+                !is_confirmed(&inventory, "535.1", &kernel, &[], &Scope::All),
+                "{what}"
+            );
+            assert!(
+                !is_confirmed_in_part(&inventory, "535.1", &kernel, &[], &Scope::All),
                 "{what}"
             );
         }
@@ -180,13 +203,19 @@ mod tests {
             ..super::super::FailedGpu::default()
         });
         assert!(
-            is_confirmed_in_part(&inventory, "535.1", &kernel(), &[])
-                && !is_confirmed(&inventory, "535.1", &kernel(), &[])
+            is_confirmed_in_part(&inventory, "535.1", &kernel(), &[], &Scope::All)
+                && !is_confirmed(&inventory, "535.1", &kernel(), &[], &Scope::All)
         );
         inventory.failed[0].index = None;
-        assert!(!is_confirmed_in_part(&inventory, "535.1", &kernel(), &[]));
+        assert!(!is_confirmed_in_part(
+            &inventory,
+            "535.1",
+            &kernel(),
+            &[],
+            &Scope::All
+        ));
         assert!(
-            !is_confirmed(&whole(), "570", &kernel(), &[]),
+            !is_confirmed(&whole(), "570", &kernel(), &[], &Scope::All),
             "another driver"
         );
     }
@@ -207,7 +236,7 @@ mod tests {
         };
         let confirms = |cached: &Inventory, caps: &[MigCap]| {
             let instances: Vec<_> = caps.iter().copied().map(instance).collect();
-            is_confirmed(cached, "535.1", &kernel(), &instances)
+            is_confirmed(cached, "535.1", &kernel(), &instances, &Scope::All)
         };
         let same = [of(2, 5), of(2, 7)].concat();
         assert!(confirms(&cached, &same));
@@ -247,11 +276,11 @@ mod tests {
             ..KernelGpu::default()
         };
         let more = [kernel(), vec![excluded]].concat();
-        assert!(is_confirmed(&whole(), "535.1", &more, &[]));
+        assert!(is_confirmed(&whole(), "535.1", &more, &[], &Scope::All));
         let mut kernel = kernel();
         kernel[1].excluded = true;
         assert!(
-            !is_confirmed(&whole(), "535.1", &kernel, &[]),
+            !is_confirmed(&whole(), "535.1", &kernel, &[], &Scope::All),
             "NVML still lists it"
         );
     }

@@ -14,6 +14,7 @@ pub mod nvml;
 pub mod processes;
 pub mod procfs;
 pub mod report;
+pub mod scope;
 pub mod select;
 mod stored_error;
 

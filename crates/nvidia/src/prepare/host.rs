@@ -40,7 +40,7 @@ pub fn may_prepare() -> Result<bool> {
 
 /// What [`prepare_host`] would do.
 #[derive(Clone, Debug, Default)]
-pub struct Foreseen {
+pub struct Preparation {
     /// The modules that it would load. What it does after that is unknown before.
     pub modules: Vec<&'static str>,
     /// The nodes that it would create, by their names below /dev
@@ -49,7 +49,7 @@ pub struct Foreseen {
     pub permissions: BTreeMap<String, DeviceNode>,
 }
 
-impl Foreseen {
+impl Preparation {
     /// Reports whether it would do nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -69,13 +69,13 @@ impl Foreseen {
 ///
 /// # Errors
 /// If a driver root cannot be opened.
-pub fn foresee(config: &Config, channels: &[u32]) -> Result<Foreseen> {
+pub fn foresee(config: &Config, channels: &[u32]) -> Result<Preparation> {
     let roots = Roots::open_to_prepare(config)?;
     let facts = ModuleState::read(&roots);
     let loads = config.driver_root.as_path() == Path::new("/");
-    let mut foreseen = Foreseen::default();
+    let mut preparation = Preparation::default();
     if loads {
-        foreseen.modules = super::missing_modules(&facts);
+        preparation.modules = super::missing_modules(&facts);
     }
     for node in super::plan(&facts, channels) {
         let Some(made) = made(&node, &roots) else {
@@ -88,15 +88,15 @@ pub fn foresee(config: &Config, channels: &[u32]) -> Result<Foreseen> {
             NodeState::Unreadable(_) => {}
             NodeState::Device(found) if (found.major, found.minor) == node.device => {
                 if is_changed(found.permissions, made.permissions) {
-                    foreseen.permissions.insert(node.name, made);
+                    preparation.permissions.insert(node.name, made);
                 }
             }
             _ => {
-                foreseen.nodes.insert(node.name, made);
+                preparation.nodes.insert(node.name, made);
             }
         }
     }
-    Ok(foreseen)
+    Ok(preparation)
 }
 
 /// Whether [`make_node`] sets other permissions.

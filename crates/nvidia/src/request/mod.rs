@@ -77,6 +77,19 @@ impl GpuRequest {
             || self.mig_monitor.is_some()
     }
 
+    /// Returns the names of the only devices on which the decision depends, or `None` if it depends on all devices of the host: it requests
+    /// all, manages MIG devices, or config.toml limits the devices of containers.
+    #[must_use]
+    pub fn only_devices(&self, config: &Config) -> Option<&[String]> {
+        let manages_mig = self.mig_config.is_some() || self.mig_monitor.is_some();
+        match &self.devices {
+            VisibleDevices::List(names) if !manages_mig && config.devices.permit_all_gpus() => {
+                Some(names)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the parts of the driver that it needs.
     ///
     /// # Errors

@@ -400,6 +400,32 @@ fn what_is_wanted_follows_from_the_request() {
 }
 
 #[test]
+fn only_named_devices_are_examined_if_the_others_do_not_matter() {
+    let limited = Config {
+        devices: crate::config::Limits {
+            deny: vec!["7".to_owned()],
+            ..crate::config::Limits::default()
+        },
+        ..Config::default()
+    };
+    let open = Config::default();
+    let mig = ("NVIDIA_MIG_CONFIG_DEVICES", "all");
+    for (asking, config, names) in [
+        (Asking::of(&[(VISIBLE, "1:0,GPU-1")]), &open, Some(2)),
+        (Asking::of(&[(VISIBLE, "all")]), &open, None),
+        (Asking::of(&[(VISIBLE, "1:0")]), &limited, None),
+        (Asking::of(&[(VISIBLE, "1"), mig]).privileged(), &open, None),
+    ] {
+        let request = asking.request(config);
+        assert_eq!(
+            request.only_devices(config).map(<[_]>::len),
+            names,
+            "{asking:?}"
+        );
+    }
+}
+
+#[test]
 fn imex_channels_are_accepted_like_gpus() {
     let variable = ("NVIDIA_IMEX_CHANNELS", "1,2");
     let ignoring = Config {

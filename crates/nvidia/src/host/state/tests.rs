@@ -161,7 +161,7 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
     let taken = |change: Change| {
         let mut state = sample();
         change(&mut state);
-        state.fingerprint(&sys, &[])
+        state.fingerprint(&sys, &[], &Scope::All)
     };
     let whole = taken(|_| ()).unwrap();
     assert!(whole.is_whole);
@@ -186,9 +186,9 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
         ("uuid", |state| state.gpus[1].uuid = Some("GPU-9".into())),
         ("one less", |state| drop(state.gpus.pop())),
     ];
-    let mut texts = vec![whole.text.clone()];
+    let mut texts = vec![whole.host.clone()];
     for (what, change) in changes {
-        let text = taken(change).unwrap().text;
+        let text = taken(change).unwrap().host;
         assert!(!texts.contains(&text), "{what}");
         texts.push(text);
     }
@@ -236,7 +236,7 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
         };
         state.nodes.remove("nvidia1");
     });
-    assert!(excluded.is_some_and(|taken| taken.is_whole && taken.text != whole.text));
+    assert!(excluded.is_some_and(|taken| taken.is_whole && taken.host != whole.host));
     write(
         dir.path(),
         &format!("{PCI_DEVICES}/{}/config", gpu(1).bus_id.in_sysfs())[1..],
@@ -268,13 +268,16 @@ fn the_fingerprint_has_the_entries_of_instances_and_who_can_open_their_nodes() {
             uid: 0,
             gid: 0,
         });
-        sample().fingerprint(&sys, &[(Instance { cap, entry }, permissions)])
+        sample().fingerprint(&sys, &[(Instance { cap, entry }, permissions)], &Scope::All)
     };
     let cap = MigCap::GpuInstance(0, 1);
     let same = || taken(cap, known, Some(0o444));
     let first = same().unwrap();
     assert!(first.is_whole && same() == Some(first.clone()));
-    let mut texts = vec![first.text, sample().fingerprint(&sys, &[]).unwrap().text];
+    let mut texts = vec![
+        first.gpus,
+        sample().fingerprint(&sys, &[], &Scope::All).unwrap().gpus,
+    ];
     for changed in [
         taken(MigCap::ComputeInstance(0, 1, 0), known, Some(0o444)),
         taken(cap, Some(entry(6, 6, 7, 8)), Some(0o444)),
@@ -283,13 +286,34 @@ fn the_fingerprint_has_the_entries_of_instances_and_who_can_open_their_nodes() {
         taken(cap, Some(entry(5, 6, 7, 9)), Some(0o444)),
         taken(cap, known, Some(0o400)),
     ] {
-        let text = changed.unwrap().text;
-        assert!(!texts.contains(&text), "{text}");
+        let text = changed.unwrap().gpus;
+        assert!(!texts.contains(&text), "{text:?}");
         texts.push(text);
     }
     assert_eq!(taken(cap, None, Some(0o444)), None, "an unknown entry");
     let without_node = taken(cap, known, None).unwrap();
     assert!(!without_node.is_whole, "NVML does not list the device");
+}
+
+/// Reading the configuration space of a GPU that sleeps would wake it.
+#[test]
+fn the_fingerprint_of_some_gpus_reads_only_their_configuration_space() {
+    let dir = bus();
+    let sys = Tree::open(&HostPath::new(dir.path())).unwrap();
+    let second = gpu(1).bus_id.in_sysfs();
+    std::fs::remove_file(
+        dir.path()
+            .join(&format!("{PCI_DEVICES}/{second}/config")[1..]),
+    )
+    .unwrap();
+    let of = |minors: &[u32]| {
+        let scope = Scope::Gpus(minors.iter().copied().collect());
+        sample().fingerprint(&sys, &[], &scope).unwrap()
+    };
+    let first = of(&[0]);
+    assert!(first.is_whole && first.gpus.keys().eq(&[0]));
+    assert!(!of(&[1]).is_whole && !of(&[0, 1]).is_whole);
+    assert_eq!(first.host, of(&[1]).host, "the host lists both");
 }
 
 #[test]

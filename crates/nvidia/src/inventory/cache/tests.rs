@@ -38,6 +38,14 @@ fn with_failed() -> Inventory {
     inventory
 }
 
+fn fingerprint(host: &str, is_whole: bool) -> Fingerprint {
+    Fingerprint {
+        host: host.to_owned(),
+        is_whole,
+        ..Fingerprint::default()
+    }
+}
+
 fn look(state: &str) -> KernelView {
     let gpu = |gpu: &crate::inventory::Gpu| KernelGpu {
         dir: gpu.bus_id.in_sysfs().into(),
@@ -47,6 +55,7 @@ fn look(state: &str) -> KernelView {
         ..KernelGpu::default()
     };
     KernelView {
+        scope: Scope::All,
         version: "535.1".into(),
         gpus: whole().gpus.iter().map(gpu).collect(),
         known_gpus: Vec::new(),
@@ -54,10 +63,7 @@ fn look(state: &str) -> KernelView {
         instances: Vec::new(),
         caps: Vec::new(),
         missing_caps: Vec::new(),
-        state: (!state.is_empty()).then(|| Fingerprint {
-            text: state.to_owned(),
-            is_whole: true,
-        }),
+        state: (!state.is_empty()).then(|| fingerprint(state, true)),
         uptime: 1000,
     }
 }
@@ -99,7 +105,7 @@ impl Scene {
     fn start(&self, question: &str, state: &str, answer: &Inventory) -> (Inventory, u64) {
         let cache = self.cache(question, Duration::from_secs(9));
         let got = cache
-            .get(&|_| look(state), &|| (), &|_| {
+            .get(None, &|_, _| look(state), &|| (), &|_| {
                 self.ask(answer, Duration::ZERO)
             })
             .unwrap()
@@ -134,7 +140,7 @@ fn an_answer_is_kept_as_long_as_the_host_is_the_same() {
     assert_eq!(mode & 0o7777, 0o600);
     let cache = scene.cache("r", Duration::from_secs(9));
     cache
-        .renew(&|_| look("a"), &|_| scene.ask(&whole(), Duration::ZERO))
+        .renew(&|_, _| look("a"), &|_| scene.ask(&whole(), Duration::ZERO))
         .unwrap();
     assert_eq!(
         scene.start("r", "a", &whole()),
@@ -178,7 +184,7 @@ fn a_file_that_is_anything_else_is_replaced() {
     };
     let older = String::from_utf8(good.clone())
         .unwrap()
-        .replacen(" inventory 6 ", " inventory 0 ", 1)
+        .replacen(" inventory 7 ", " inventory 0 ", 1)
         .into_bytes();
     let unknown = String::from_utf8(good[header.len() + 17..].to_vec())
         .unwrap()
@@ -261,7 +267,7 @@ fn at_once(answer: &Inventory) -> u64 {
         for _ in 0..100 {
             scope.spawn(|| {
                 let cache = scene.cache("q", Duration::from_secs(30));
-                let got = cache.get(&|_| look("a"), &|| (), &|_| {
+                let got = cache.get(None, &|_, _| look("a"), &|| (), &|_| {
                     scene.ask(answer, Duration::from_millis(100))
                 });
                 assert_eq!(got.unwrap().0, *answer);
@@ -288,7 +294,7 @@ fn what_was_asked_before_is_not_taken_for_new() {
         let takes = Duration::from_millis(300);
         let (slow, scene) = (&slow, &scene);
         let asking = scope.spawn(move || {
-            slow.get(&|_| look("a"), &|| (), &|_| {
+            slow.get(None, &|_, _| look("a"), &|| (), &|_| {
                 scene.ask(&with_failed(), takes)
             })
         });
@@ -323,12 +329,12 @@ fn waiting_for_the_lock_takes_time_off() {
         .unwrap();
     let cache = scene.cache("q", Duration::from_millis(500));
     type Way = fn(&Cache, Look<'_>, Ask<'_>) -> Result<(Inventory, KernelView)>;
-    let get: Way = |cache, look, ask| cache.get(look, &|| (), ask);
+    let get: Way = |cache, look, ask| cache.get(None, look, &|| (), ask);
     let left = |end: Instant| end.saturating_duration_since(Instant::now());
     for answer in [get, Cache::renew] {
         let refuse = |end: Instant| anyhow::bail!("{} ms left", left(end).as_millis());
         let start = Instant::now();
-        let error = answer(&cache, &|_| look("a"), &refuse).unwrap_err();
+        let error = answer(&cache, &|_, _| look("a"), &refuse).unwrap_err();
         assert_eq!(error.to_string(), "0 ms left");
         assert!(start.elapsed() >= Duration::from_millis(500));
     }
@@ -336,7 +342,7 @@ fn waiting_for_the_lock_takes_time_off() {
     let cache = scene.cache("q", Duration::from_secs(60));
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            cache.get(&|_| look("a"), &|| (), &|end| {
+            cache.get(None, &|_, _| look("a"), &|| (), &|end| {
                 assert!(left(end) < Duration::from_millis(59_800), "{:?}", left(end));
                 scene.ask(&whole(), Duration::ZERO)
             })
@@ -363,7 +369,7 @@ fn an_error_is_shared_with_those_who_waited() {
     let one = || {
         scene
             .cache("q", Duration::from_secs(60))
-            .get(&|_| look("a"), &|| (), &ask)
+            .get(None, &|_, _| look("a"), &|| (), &ask)
             .unwrap_err()
     };
     std::thread::scope(|scope| {
@@ -408,16 +414,16 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
         })
     };
     let asked_at = |uptime: u64, text: &str, is_whole: bool| {
-        let state = Fingerprint {
-            text: text.to_owned(),
-            is_whole,
-        };
-        let look = |_: &[KnownGpu]| KernelView {
+        let state = fingerprint(text, is_whole);
+        let look = |_: &[KnownGpu], _| KernelView {
             uptime,
             state: Some(state.clone()),
             ..look("a")
         };
-        assert_eq!(cache.get(&look, &|| (), &ask).unwrap().0, with_failed());
+        assert_eq!(
+            cache.get(None, &look, &|| (), &ask).unwrap().0,
+            with_failed()
+        );
         scene.asked.load(Ordering::SeqCst)
     };
     assert_eq!(asked_at(1000, "a", true), 1);
@@ -432,12 +438,12 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
         "another host"
     );
     assert_eq!(asked_at(7, "b", true), 4, "not in the past");
-    let without_state = |_: &[KnownGpu]| KernelView {
+    let without_state = |_: &[KnownGpu], _| KernelView {
         state: None,
         ..look("a")
     };
     for asked in 5..7 {
-        cache.get(&without_state, &|| (), &ask).unwrap();
+        cache.get(None, &without_state, &|| (), &ask).unwrap();
         assert_eq!(scene.asked.load(Ordering::SeqCst), asked);
     }
 }
@@ -467,7 +473,7 @@ fn an_answer_is_not_kept_if_instances_changed_in_the_meantime() {
         ..inventory()
     };
     answer.gpus[2].mig_devices.truncate(1);
-    let view = |_: &[KnownGpu]| {
+    let view = |_: &[KnownGpu], _| {
         let mut view = look("a");
         let more = answer.gpus[2].clone();
         view.gpus.push(KernelGpu {
@@ -496,7 +502,7 @@ fn an_answer_is_not_kept_if_instances_changed_in_the_meantime() {
                 let answer = scene.ask(&answer, Duration::ZERO)?;
                 Ok(gather::NvmlAnswer { mig, ..answer })
             };
-            assert_eq!(cache.get(&view, &|| (), &ask).unwrap().0, answer);
+            assert_eq!(cache.get(None, &view, &|| (), &ask).unwrap().0, answer);
         }
         assert_eq!(
             scene.asked.load(Ordering::SeqCst),
@@ -506,6 +512,184 @@ fn an_answer_is_not_kept_if_instances_changed_in_the_meantime() {
     }
 }
 
+/// A host with two whole GPUs and two in MIG mode.
+#[derive(Clone)]
+struct Divided {
+    boot: &'static str,
+    gpus: Vec<KernelGpu>,
+    /// Of each GPU in MIG mode: the inode number of the entries of its instances
+    entries: BTreeMap<u32, u64>,
+    /// GPUs that do not respond on the bus
+    lost: Vec<u32>,
+}
+
+impl Divided {
+    fn inventory() -> Inventory {
+        let mut divided = Inventory {
+            driver_version: "535.1".into(),
+            ..inventory()
+        };
+        let mut other = divided.gpus[2].clone();
+        (other.index, other.minor, other.uuid) = (3, 3, "GPU-other".into());
+        other.bus_id.bus += 1;
+        for mig in &mut other.mig_devices {
+            mig.uuid.push_str("-other");
+        }
+        divided.gpus.push(other);
+        divided
+    }
+
+    fn new() -> Self {
+        let gpu = |gpu: Gpu| KernelGpu {
+            bus_id: gpu.bus_id,
+            minor: Some(gpu.minor),
+            uuid: Some(gpu.uuid),
+            ..KernelGpu::default()
+        };
+        Self {
+            boot: "b",
+            gpus: Self::inventory().gpus.into_iter().map(gpu).collect(),
+            entries: BTreeMap::from([(2, 20), (3, 30)]),
+            lost: Vec::new(),
+        }
+    }
+
+    fn view(&self, scope: Scope) -> KernelView {
+        let (mut gpus, mut instances) = (BTreeMap::new(), Vec::new());
+        for minor in (0..4).filter(|minor| scope.has(*minor)) {
+            let responds = !self.lost.contains(&minor);
+            gpus.insert(minor, format!("{responds} {:?}", self.entries.get(&minor)));
+            if self.entries.contains_key(&minor) {
+                for instance in [5, 7] {
+                    let caps = [
+                        MigCap::GpuInstance(minor, instance),
+                        MigCap::ComputeInstance(minor, instance, 0),
+                    ];
+                    let entry = Some(FileId::default());
+                    instances.extend(caps.map(|cap| Instance { cap, entry }));
+                }
+            }
+        }
+        let mut host = self.boot.to_owned();
+        for gpu in &self.gpus {
+            host.push_str(&gpu.bus_id.to_string());
+        }
+        let is_whole = !self.lost.iter().any(|minor| scope.has(*minor));
+        KernelView {
+            version: "535.1".into(),
+            gpus: self.gpus.clone(),
+            instances,
+            state: Some(Fingerprint {
+                host,
+                gpus,
+                is_whole,
+            }),
+            scope,
+            ..KernelView::default()
+        }
+    }
+
+    fn answer(&self) -> Result<gather::NvmlAnswer> {
+        Ok(gather::NvmlAnswer {
+            mig: AtQuery {
+                instances: self.view(Scope::All).instances,
+                time: SystemTime::now(),
+            },
+            inventory: Self::inventory(),
+            gave_up: false,
+        })
+    }
+}
+
+#[test]
+fn a_request_for_named_devices_does_not_depend_on_other_gpus() {
+    type Change = fn(&mut Divided);
+    let second = &Divided::inventory().gpus[2].mig_devices[0].uuid;
+    let changes: [(&str, Change, &[&str], &[&str]); 7] = [
+        ("nothing", |_| (), &["all", "0", "2:0", second, "3:1"], &[]),
+        (
+            "MIG devices of GPU 3 were created again",
+            |host| _ = host.entries.insert(3, 31),
+            &["0", "2:0", second, "0,2:1"],
+            &["all", "3", "3:0", "0,3:1"],
+        ),
+        (
+            "GPU 3 left MIG mode",
+            |host| _ = host.entries.remove(&3),
+            &["0", "2:0", second],
+            &["all", "3", "3:0"],
+        ),
+        (
+            "GPU 1 fell off the bus",
+            |host| host.lost.push(1),
+            &["0", "2:0", second],
+            &["all", "1", "0,1"],
+        ),
+        (
+            "GPU 0 left, so that all indices move",
+            |host| drop(host.gpus.remove(0)),
+            &[],
+            &["all", "0", "1", "2:0", second],
+        ),
+        (
+            "another GPU has the place of GPU 0",
+            |host| host.gpus[0].uuid = Some("GPU-new".into()),
+            &[],
+            &["all", "0", "1", "2:0", second],
+        ),
+        (
+            "another boot",
+            |host| host.boot = "c",
+            &[],
+            &["all", "0", "2:0", second],
+        ),
+    ];
+    for (what, change, same, other) in changes {
+        for (request, is_asked) in same
+            .iter()
+            .map(|name| (name, false))
+            .chain(other.iter().map(|name| (name, true)))
+        {
+            let (scene, host) = (Scene::new(), Divided::new());
+            let cache = scene.cache("q", Duration::from_secs(9));
+            let names: Vec<_> = request.split(',').map(str::to_owned).collect();
+            let mut changed = host.clone();
+            change(&mut changed);
+            for (host, is_asked) in [(&host, true), (&host, false), (&changed, is_asked)] {
+                let asked = std::cell::Cell::new(false);
+                let ask = |_| {
+                    asked.set(true);
+                    host.answer()
+                };
+                let view = |_: &[KnownGpu], scope| host.view(scope);
+                cache.get(Some(&names), &view, &|| (), &ask).unwrap();
+                assert_eq!(asked.get(), is_asked, "{what}: {request}");
+            }
+        }
+    }
+}
+
+/// A name that the cached inventory lacks can belong to a new MIG device of any GPU.
+#[test]
+fn an_unknown_name_depends_on_all_gpus() {
+    let (scene, mut host) = (Scene::new(), Divided::new());
+    let cache = scene.cache("q", Duration::from_secs(9));
+    let names = ["2:0".to_owned(), "MIG-new".to_owned()];
+    let mut asked = Vec::new();
+    for entry in [30, 30, 31] {
+        host.entries.insert(3, entry);
+        let is_asked = std::cell::Cell::new(false);
+        let ask = |_| {
+            is_asked.set(true);
+            host.answer()
+        };
+        let view = |_: &[KnownGpu], scope| host.view(scope);
+        cache.get(Some(&names), &view, &|| (), &ask).unwrap();
+        asked.push(is_asked.get());
+    }
+    assert_eq!(asked, [true, false, true]);
+}
+
 #[test]
 fn what_nvml_cannot_say_is_an_error_each_time() {
     let scene = Scene::new();
@@ -513,7 +697,7 @@ fn what_nvml_cannot_say_is_an_error_each_time() {
         let cache = scene.cache("q", Duration::from_secs(9));
         assert!(
             cache
-                .get(&|_| look("a"), &|| (), &|_| anyhow::bail!("no"))
+                .get(None, &|_, _| look("a"), &|| (), &|_| anyhow::bail!("no"))
                 .is_err()
         );
     }
