@@ -37,13 +37,14 @@ fn systemd_takes_the_units() {
         let text = std::fs::read_to_string(unit.path()).unwrap();
         let text = text
             .replace("/usr/bin/oci-nvidia-hook", HOOK)
-            .replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK);
+            .replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK)
+            .replace("/usr/bin/oci-nvidia-mps", HOOK);
         let path = dir.path().join(unit.file_name());
         std::fs::write(&path, text).unwrap();
         verify.arg(path);
         seen += 1;
     }
-    assert_eq!(seen, 7);
+    assert_eq!(seen, 8);
     let ran = run(&mut verify);
     assert!(ran.code == Some(0) && ran.stderr.is_empty(), "{ran:?}");
 }
