@@ -563,8 +563,8 @@ fn ends_at_each_call() {
              traced -o /run/trace sh -c \"$inside\" $UNIT $MPS end $G signal; last=$(calls_of /run/last)
              [ $calls -gt 100 ] && [ $last -gt 100 ]
              for round in $(seq {rounds}); do
-                 killed $((round * calls / {rounds})) /run/first $MPS run $G; end; echo $(current) $(mps_processes)
-                 sup; kill -9 $SUP; wait $SUP || true; killed $((round * last / {rounds})) /run/last $MPS end $G signal
+                 killed $((1 + (round - 1) * calls / {rounds})) /run/first $MPS run $G; end; echo $(current) $(mps_processes)
+                 sup; kill -9 $SUP; wait $SUP || true; killed $((1 + (round - 1) * last / {rounds})) /run/last $MPS end $G signal
                  alone 100; end; echo $(current) $(mps_processes)
              done"
         ),
