@@ -2,9 +2,11 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
+use tokio::time::sleep_until;
 
 /// The events of directories: files that are created, written, moved or removed. None if the kernel provides no instance of inotify.
 #[derive(Debug)]
@@ -34,6 +36,14 @@ impl DirEvents {
             | WatchFlags::MOVE_SELF
             | WatchFlags::ONLYDIR;
         inotify::add_watch(fd, dir, flags).is_ok()
+    }
+
+    /// Waits for events, but not before this time.
+    pub(crate) async fn next_after(&self, time: Instant) {
+        if Instant::now() < time {
+            sleep_until(time.into()).await;
+        }
+        self.next().await;
     }
 
     /// Waits for events, and takes all of them.
