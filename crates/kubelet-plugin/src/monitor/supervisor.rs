@@ -209,7 +209,9 @@ impl Supervisor {
         let Some(stdout) = child.stdout.take() else {
             return Ok(Ended::Again);
         };
-        let mut ended = self.listen(Lines::new(stdout), &progress, &mut child).await?;
+        let mut ended = self
+            .listen(Lines::new(stdout), &progress, &mut child)
+            .await?;
         child.start_kill().ok();
         if let Ended::Crashed { call, why } = &ended {
             // A crash of the driver is one that the next monitor meets too.

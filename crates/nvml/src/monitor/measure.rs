@@ -104,7 +104,10 @@ pub(super) struct MigMemory {
 impl MigMemory {
     /// Forgets values that are too old.
     pub(super) fn expire(&mut self) {
-        if self.since.is_none_or(|since| since.elapsed() >= MIG_MEMORY_AGE) {
+        if self
+            .since
+            .is_none_or(|since| since.elapsed() >= MIG_MEMORY_AGE)
+        {
             self.of_gpus.clear();
             self.since = Some(Instant::now());
         }

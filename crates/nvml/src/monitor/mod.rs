@@ -399,10 +399,7 @@ impl<M: Monitoring> Watch<'_, M> {
                 }
                 NvmlProgress::Next(index) => {
                     let known = handles.iter().find(|handle| handle.index == index);
-                    out.announce(
-                        Some(index),
-                        known.map(|handle| handle.gpu.uuid.as_str()),
-                    );
+                    out.announce(Some(index), known.map(|handle| handle.gpu.uuid.as_str()));
                 }
                 NvmlProgress::Gpu(gpu) => inventory.gpus.push(gpu),
                 NvmlProgress::Failed(failed) => inventory.failed.push(failed),
