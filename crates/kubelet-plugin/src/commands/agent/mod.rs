@@ -20,7 +20,6 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use nvidia_host::config::Limits;
-use nvidia_host::mps;
 
 use super::control::ControlCommand;
 use crate::cdi_specs::{Devices, VendorSpecs};
@@ -172,9 +171,9 @@ impl Agent {
     fn watch(&self, events: &DirEvents) {
         let mut dirs = self.follower.dirs();
         dirs.extend(self.specs.dirs());
-        dirs.push(mps::DIRECTORY.into());
+        dirs.extend(self.state.mps_dirs());
         for dir in dirs {
-            events.add(&dir);
+            events.add_or_expect(&dir);
         }
     }
 
