@@ -361,6 +361,19 @@ fn one_failing_claim_does_not_affect_the_others() {
         error.contains("the driver is being replaced (ONH-074)"),
         "{error}"
     );
+    // A GPU that is lost is not in the CDI spec either, which is not the reason.
+    node.driver.pool.send_modify(|pool| {
+        *pool = self::pool(&[None, Some("the GPU is lost")]);
+        pool.in_spec = Arc::new(["GPU-0".to_owned()].into());
+    });
+    node.kubelet.wait("the reason", SOON, |state| {
+        state
+            .health
+            .get("gpu-1")
+            .is_some_and(|(_, why)| why.contains("the GPU is lost"))
+    });
+    let error = &node.kubelet.prepare(DRIVER, &[("unhealthy", "u-2")])["u-2"].error;
+    assert!(error.contains("the GPU is lost (ONH-"), "{error}");
 }
 
 fn an_unhealthy_device_is_tainted_alone() {
