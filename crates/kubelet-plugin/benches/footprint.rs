@@ -18,6 +18,8 @@
     reason = "a program for developers, which ends at the first surprise"
 )]
 
+#[path = "../tests/idle/count.rs"]
+mod count;
 #[path = "../tests/fake_api/mod.rs"]
 mod fake_api;
 #[path = "../tests/fake_kubelet/mod.rs"]
@@ -32,6 +34,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fake_api::{Asked, FakeApi};
+use fake_kubelet::FakeKubelet;
 use fake_kubelet::dra::DraKubelet;
 use kubelet_plugin::answer::prefer;
 use kubelet_plugin::dra::pace;
@@ -156,6 +159,7 @@ fn preferred() {
 fn idle() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
+    let _kubelet = FakeKubelet::start(&dir.path().join("kubelet"));
     let mut run = command(dir.path());
     run.args([
         "--metrics-address",
@@ -215,6 +219,18 @@ fn idle() {
         used / IDLE.as_secs_f64() * 100.0,
         "%",
         0.1,
+    );
+    row(
+        "both, wakeups in a minute",
+        count::wakeups(pids, 60) as f64,
+        "",
+        60.0,
+    );
+    row(
+        "both, system calls in a minute",
+        count::calls(pids, 60, &dir.path().join("calls")) as f64,
+        "",
+        1500.0,
     );
 }
 

@@ -39,6 +39,7 @@ use rustix::fs::{Access, FlockOperation, Mode, OFlags, flock};
 
 use crate::model::InSpecs;
 use crate::node::host::is_in_pod;
+use crate::spec_dirs::SpecDirs;
 
 /// The class of GPUs and MIG devices.
 const CLASS: &str = "gpu";
@@ -281,6 +282,8 @@ pub struct VendorSpecs {
     /// The specs of the devices next to the GPUs
     extra: Vec<SpecFile>,
     devices: Devices,
+    /// The directories of what the spec of the GPUs has
+    dirs: SpecDirs,
     /// The state of the host when the file was last written for these devices, and whether the file was created: engines reject a spec
     /// without devices, so none is written if the limits permit no device
     written: Option<(Stamp, bool)>,
@@ -355,6 +358,7 @@ impl VendorSpecs {
             gpus: SpecFile::new(kind.spec_in(dir), BTreeSet::new()),
             extra: Vec::new(),
             devices: Devices::Unanswered(Vec::new()),
+            dirs: SpecDirs::default(),
             written: None,
             features: Features::EMPTY,
             imex_channels: Vec::new(),
@@ -419,6 +423,12 @@ impl VendorSpecs {
             return self.refresh();
         }
         Ok(())
+    }
+
+    /// Reports whether nothing shows that the files are not as the host is.
+    #[must_use]
+    pub fn are_settled(&self) -> bool {
+        self.error.is_none() && self.written.is_some() && self.dirs.are_the_same()
     }
 
     /// Returns what the specs have.
@@ -606,9 +616,10 @@ impl VendorSpecs {
     }
 
     /// Writes the file, and returns the names of its devices. Without a device, it writes no file: engines reject such a spec.
-    fn write(&self, inventory: Inventory) -> Result<BTreeSet<String>> {
+    fn write(&mut self, inventory: Inventory) -> Result<BTreeSet<String>> {
         self.check_mount()?;
         let spec = self.make(inventory)?;
+        self.dirs = SpecDirs::of(&spec, &self.config);
         if spec.devices.is_empty() {
             self.remove_file()?;
             return Ok(BTreeSet::new());

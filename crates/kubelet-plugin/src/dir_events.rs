@@ -2,9 +2,11 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
+use tokio::time::sleep_until;
 
 /// The events of directories: files that are created, written, moved or removed. None if the kernel provides no instance of inotify.
 #[derive(Debug)]
@@ -34,6 +36,26 @@ impl DirEvents {
             | WatchFlags::MOVE_SELF
             | WatchFlags::ONLYDIR;
         inotify::add_watch(fd, dir, flags).is_ok()
+    }
+
+    /// Watches a directory, or, if it is missing, that it is created.
+    pub(crate) fn add_or_expect(&self, dir: &Path) {
+        let (Some(fd), false) = (&self.0, self.add(dir)) else {
+            return;
+        };
+        // The parent may be watched for other events as well.
+        let flags =
+            WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR | WatchFlags::MASK_ADD;
+        let mut parents = dir.ancestors().skip(1);
+        parents.find(|parent| inotify::add_watch(fd, *parent, flags).is_ok());
+    }
+
+    /// Waits for events, but not before this time.
+    pub(crate) async fn next_after(&self, time: Instant) {
+        if Instant::now() < time {
+            sleep_until(time.into()).await;
+        }
+        self.next().await;
     }
 
     /// Waits for events, and takes all of them.

@@ -46,6 +46,7 @@ pub mod node;
 pub mod nri;
 pub mod proto;
 pub mod settings;
+pub mod spec_dirs;
 pub mod strategy;
 
 pub use commands::main;

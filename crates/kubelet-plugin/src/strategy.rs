@@ -23,7 +23,9 @@ use crate::settings::Plugin;
 use crate::settings::values::DeviceListStrategy;
 
 /// How often the files are examined that decide the choice.
-const PERIOD: Duration = Duration::from_secs(10);
+const PERIOD: Duration = Duration::from_secs(30);
+/// The same before an engine has been found.
+const PROVISIONAL_PERIOD: Duration = Duration::from_secs(10);
 
 /// How containers get their devices, and why in this way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +175,7 @@ impl Chooser {
     /// for the kubelet.
     pub async fn follow(self: Arc<Self>) -> Infallible {
         loop {
-            sleep(PERIOD).await;
+            sleep(self.period()).await;
             if self.is_current() {
                 continue;
             }
@@ -181,6 +183,13 @@ impl Chooser {
             if let Ok(made) = spawn_blocking(move || chooser.make()).await {
                 self.store(made);
             }
+        }
+    }
+
+    fn period(&self) -> Duration {
+        match self.lock().as_ref() {
+            Some(made) if made.choice.is_provisional => PROVISIONAL_PERIOD,
+            _ => PERIOD,
         }
     }
 

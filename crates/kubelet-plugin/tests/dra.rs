@@ -35,9 +35,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fake_api::{FakeApi, Fault, Hostile, NODE};
-use fake_kubelet::FakeKubelet;
 use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::plugin::FakePlugin;
+use fake_kubelet::{Container, FakeKubelet};
 use kubelet_plugin::dra::devices::{ClaimDevice, MpsLimits, Value};
 use kubelet_plugin::dra::pace::{self, Pace};
 use kubelet_plugin::dra::pool::Pool;
@@ -73,7 +73,7 @@ tests! {
         an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
         sockets_that_are_removed, a_kubelet_that_restarts, another_driver_is_left_alone,
-        a_device_plugin_is_left_alone, a_resource_of_another_plugin, the_plugin_watcher_is_answered, many_devices, idle_connections_are_bounded, nothing_is_stored,
+        a_device_plugin_is_left_alone, a_resource_of_another_plugin, devices_of_pods_that_still_run, the_plugin_watcher_is_answered, many_devices, idle_connections_are_bounded, nothing_is_stored,
         answers_without_an_end, a_node_name_of_another_node, no_second_with_many_requests, requests_are_not_repeated_at_once,
         the_api_server_asks_to_wait, an_api_server_without_the_api, refusals_of_every_request, new_credentials_are_used_at_once;
 }
@@ -361,6 +361,19 @@ fn one_failing_claim_does_not_affect_the_others() {
         error.contains("the driver is being replaced (ONH-074)"),
         "{error}"
     );
+    // A GPU that is lost is not in the CDI spec either, which is not the reason.
+    node.driver.pool.send_modify(|pool| {
+        *pool = self::pool(&[None, Some("the GPU is lost")]);
+        pool.in_spec = Arc::new(["GPU-0".to_owned()].into());
+    });
+    node.kubelet.wait("the reason", SOON, |state| {
+        state
+            .health
+            .get("gpu-1")
+            .is_some_and(|(_, why)| why.contains("the GPU is lost"))
+    });
+    let error = &node.kubelet.prepare(DRIVER, &[("unhealthy", "u-2")])["u-2"].error;
+    assert!(error.contains("the GPU is lost (ONH-"), "{error}");
 }
 
 fn an_unhealthy_device_is_tainted_alone() {
@@ -1083,6 +1096,31 @@ fn a_device_plugin_is_left_alone() {
         drop(driver);
         api.state().wipe();
     }
+}
+
+/// They got it from the device plugin, before the node got the driver for claims.
+fn devices_of_pods_that_still_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    let kubelet = FakeKubelet::start(dir.path());
+    kubelet.state().containers = vec![Container {
+        namespace: "ns",
+        pod: "pod",
+        name: "main",
+        resource: "nvidia.com/gpu",
+        ids: vec!["GPU-1::0".to_owned()],
+    }];
+    let _driver = Driver::start(dir.path(), pool(&[None, None]));
+    let offered = [names(&[false, true]), names(&[false, false])];
+    api.wait("the device of the pod", SOON, |state| {
+        let devices = state.devices();
+        assert_ne!(devices, offered[1], "the device is offered");
+        devices == offered[0]
+    });
+    kubelet.state().containers.clear();
+    api.wait("after its end", SEARCHED, |state| {
+        state.devices() == offered[1]
+    });
 }
 
 /// The names of sockets are free, and the kubelet knows the resources.

@@ -29,6 +29,7 @@ mod fake_host;
 mod fake_kubelet;
 mod features;
 mod health;
+mod idle;
 mod limits;
 mod mps;
 mod node_extras;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         dcgm::TESTS,
         features::TESTS,
         health::TESTS,
+        idle::TESTS,
         limits::TESTS,
         mps::TESTS,
         node_extras::TESTS,

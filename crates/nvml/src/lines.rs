@@ -12,6 +12,8 @@ use serde::Serialize;
 #[derive(Debug)]
 pub(crate) struct Lines {
     out: File,
+    /// The lines that are written together with the next one
+    held: Vec<u8>,
     is_closed: bool,
 }
 
@@ -30,15 +32,29 @@ impl Lines {
         rustix::stdio::dup2_stderr(&null)?;
         Ok(Self {
             out: File::from(out),
+            held: Vec::new(),
             is_closed: false,
         })
     }
 
     /// Writes a line. An error means that nothing reads the lines any more.
     pub(crate) fn write(&mut self, line: &impl Serialize) {
-        let mut bytes = serde_json::to_vec(line).unwrap_or_default();
-        bytes.push(b'\n');
-        self.is_closed |= self.out.write_all(&bytes).is_err();
+        self.hold(line);
+        self.flush();
+    }
+
+    /// Adds a line to those that [`Self::flush`] writes at once, because each write wakes the reader.
+    pub(crate) fn hold(&mut self, line: &impl Serialize) {
+        serde_json::to_writer(&mut self.held, line).ok();
+        self.held.push(b'\n');
+    }
+
+    /// Writes the lines that are held.
+    pub(crate) fn flush(&mut self) {
+        if !self.held.is_empty() {
+            self.is_closed |= self.out.write_all(&self.held).is_err();
+            self.held.clear();
+        }
     }
 
     /// Whether nothing reads the lines.

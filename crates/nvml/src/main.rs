@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use base::sys::stdio;
 use nvidia_host::nvml::program::NAME;
+use nvidia_host::nvml::progress::Progress;
 use nvidia_host::nvml::protocol::{ID, OTHER_BUILD, Request};
 
 use lines::Lines;
@@ -56,6 +57,8 @@ fn answer(id: &str, request: &str) -> Result<()> {
         return Ok(());
     }
     let request = base::json::from_bytes(request.as_bytes())?;
+    let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3);
+    let progress = stderr.ok().and_then(Progress::of_parent);
     let mut lines = Lines::take_stdout()?;
     match request {
         Request::Inventory { library, leave_out } => {
@@ -65,7 +68,7 @@ fn answer(id: &str, request: &str) -> Result<()> {
         Request::ComputeMode { library, target } => {
             compute_mode::answer(&library, &target, &mut lines);
         }
-        Request::Monitor(request) => monitor::answer(&request, &mut lines)?,
+        Request::Monitor(request) => monitor::answer(&request, progress, &mut lines)?,
     }
     Ok(())
 }

@@ -76,6 +76,7 @@ mod tests {
             for_kubelet,
             for_engine,
             in_pod,
+            kubelet_dir: None,
         };
         let plugin = process(true, false, false);
         let nri = process(false, true, false);
@@ -83,7 +84,7 @@ mod tests {
             (CLAIMS, &[][..], "restart oci-nvidia-kubelet-plugin\""),
             (
                 CLAIMS,
-                &[nri, plugin],
+                &[nri.clone(), plugin.clone()],
                 "restart oci-nvidia-kubelet-plugin\"",
             ),
             (CLAIMS, &[process(true, true, true)], "kubectl delete pod"),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base::sys::host_process::{self, Status};
 use base::sys::proc_file;
@@ -15,7 +15,7 @@ const RUN: &str = "run";
 const NRI: &str = "nri";
 
 /// What a process of the plugin does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginProcess {
     /// Whether it serves the kubelet
     pub for_kubelet: bool,
@@ -23,6 +23,8 @@ pub struct PluginProcess {
     pub for_engine: bool,
     /// Whether it runs in a pod
     pub in_pod: bool,
+    /// The root directory of the kubelet, if an option names it
+    pub kubelet_dir: Option<PathBuf>,
 }
 
 /// The most processes with the plugin's name that are examined: the plugin has one or two.
@@ -93,12 +95,21 @@ fn parse(command_line: &[u8]) -> Option<PluginProcess> {
         return None;
     }
     let command = words.find(|word| [RUN, NRI].contains(word))?;
-    let is_nri = |word: &str| word == "--nri" || word.starts_with("--nri=");
-    Some(PluginProcess {
+    let mut process = PluginProcess {
         for_kubelet: command == RUN,
-        for_engine: command == NRI || words.any(is_nri),
+        for_engine: command == NRI,
         in_pod: false,
-    })
+        kubelet_dir: None,
+    };
+    while let Some(word) = words.next() {
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("--nri", _) => process.for_engine = true,
+            ("--kubelet-dir", "") => process.kubelet_dir = words.next().map(PathBuf::from),
+            ("--kubelet-dir", dir) => process.kubelet_dir = Some(dir.into()),
+            _ => {}
+        }
+    }
+    Some(process)
 }
 
 #[cfg(test)]
@@ -135,6 +146,26 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(found(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn directories_of_the_kubelet() {
+        for (line, dir) in [
+            (
+                "run --kubelet-dir /var/lib/k0s/kubelet --nri",
+                Some("/var/lib/k0s/kubelet"),
+            ),
+            (
+                "run --nri --kubelet-dir=/data/kubelet",
+                Some("/data/kubelet"),
+            ),
+            ("run --nri", None),
+        ] {
+            let line = format!("{PROGRAM} {line}").replace(' ', "\0");
+            let found = parse(line.as_bytes()).unwrap();
+            assert_eq!(found.kubelet_dir.as_deref(), dir.map(Path::new), "{line}");
+            assert!(found.for_engine, "{line}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Decides whether the kubelet plugin serves the kubelet, from its sockets and its processes.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -9,13 +10,14 @@ use base::search_path;
 use base::tree::Tree;
 
 use crate::PROGRAM;
+use crate::kubelet_dirs;
 use crate::processes::{self, PluginProcess};
 
 const UNIT: &str = "oci-nvidia-kubelet-plugin.service";
 const NRI_UNIT: &str = "oci-nvidia-nri.service";
 /// The socket for NRI plugins, of CRI-O and containerd.
 const NRI_SOCKET: &str = "/run/nri/nri.sock";
-/// The directories of the kubelet in Kubernetes, k0s and MicroK8s.
+/// The root directories of the kubelet in Kubernetes, k0s and MicroK8s.
 const KUBELETS: [&str; 3] = [
     "/var/lib/kubelet",
     "/var/lib/k0s/kubelet",
@@ -102,16 +104,28 @@ impl KubeletPlugin {
             processes,
             ..Self::default()
         };
-        for dir in KUBELETS {
-            let driver = Path::new(dir).join(DRIVER_FOR_CLAIMS);
+        let roots = plugin.kubelet_roots();
+        let mut plugin_dirs = BTreeSet::new();
+        for root in &roots {
+            let driver = root.join(DRIVER_FOR_CLAIMS);
             if serves_kubelet && host.locate(&driver).is_ok() {
                 plugin.sockets.push(driver);
             }
+            plugin_dirs.extend(kubelet_dirs::plugin_dirs(root));
         }
-        for dir in KUBELETS {
-            plugin.add_sockets(host, &Path::new(dir).join("device-plugins"));
+        for dir in plugin_dirs {
+            plugin.add_sockets(host, &dir);
         }
         Some(plugin)
+    }
+
+    /// Returns the root directories in which kubelets of this host can have sockets: the usual ones, and those that the plugin uses.
+    fn kubelet_roots(&self) -> BTreeSet<PathBuf> {
+        let mut roots = BTreeSet::from(KUBELETS.map(PathBuf::from));
+        for process in &self.processes {
+            roots.extend(process.kubelet_dir.clone());
+        }
+        roots
     }
 
     fn add_sockets(&mut self, host: &Tree, dir: &Path) {
@@ -226,6 +240,52 @@ impl fmt::Display for Idle {
             Self::NoKubelet => f.write_str("no kubelet runs"),
             Self::Other(socket) => write!(f, "another device plugin serves {socket:?}"),
             Self::NotRunning => f.write_str("it serves no resource to the kubelet"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::paths::HostPath;
+    use std::fs;
+
+    fn write(host: &Path, file: &str, text: &str) {
+        let path = host.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_kubelet_with_another_root_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path();
+        let program = format!("/usr/bin/{PROGRAM}");
+        write(host, &program[1..], "");
+        write(
+            host,
+            "proc/7/status",
+            "Name:\toci-nvidia-kube\nPPid:\t1\nUid:\t0\t0\t0\t0\n",
+        );
+        std::os::unix::fs::symlink(&program, host.join("proc/7/exe")).unwrap();
+        let sockets = ["kubelet.sock", "oci-nvidia-gpu.sock"];
+        for root in ["/data/kubelet", "/var/lib/kubelet"] {
+            for socket in sockets {
+                write(host, &format!("{root}/device-plugins/{socket}")[1..], "");
+            }
+            for (option, has_kubelet) in [(root, true), ("/other/kubelet", root == KUBELETS[0])] {
+                let words = format!("{program}\0run\0--kubelet-dir\0{option}\0");
+                write(host, "proc/7/cmdline", &words);
+                let tree = Tree::open(&HostPath::new(host)).unwrap();
+                let plugin = KubeletPlugin::inspect(&tree, true).unwrap();
+                let socket = Path::new(root).join("device-plugins/oci-nvidia-gpu.sock");
+                assert_eq!(plugin.has_kubelet, has_kubelet, "{root} {option}");
+                assert_eq!(
+                    plugin.sockets.contains(&socket),
+                    has_kubelet,
+                    "{root} {option}"
+                );
+            }
         }
     }
 }

@@ -22,7 +22,8 @@ pub fn run(data: &[u8]) {
             Ok(Message::Sample(sample)) => Update::Sample(sample),
             Ok(Message::Event(event)) => Update::Event(event),
             Ok(Message::End(End::Unusable(why))) => Update::Absent(why),
-            Ok(Message::Call(_) | Message::End(End::Changed) | Message::Refused(_)) | Err(_) => {
+            Ok(Message::Polled { .. } | Message::End(End::Changed) | Message::Refused(_))
+            | Err(_) => {
                 continue;
             }
         };

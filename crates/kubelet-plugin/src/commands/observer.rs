@@ -16,7 +16,7 @@ use crate::node::host;
 use crate::settings::Settings;
 
 /// How often the file with the labels is compared, although they have not changed.
-const LABELS_PERIOD: Duration = Duration::from_secs(10);
+const LABELS_PERIOD: Duration = Duration::from_secs(30);
 
 /// The labels and the values for metrics.
 #[derive(Debug)]

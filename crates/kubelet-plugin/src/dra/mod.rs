@@ -16,6 +16,7 @@
 //! | [`service`], [`health`] | answer the kubelet |
 //! | [`sockets`] | our sockets |
 //! | [`other_drivers`] | finds other drivers and device plugins |
+//! | [`held`] | devices that pods of a device plugin still have |
 //! | [`authority`], [`connection`] | correct the requests of the kubelet's plugin watcher |
 
 pub mod access;
@@ -24,6 +25,7 @@ pub mod config;
 mod connection;
 pub mod devices;
 mod health;
+mod held;
 mod other_drivers;
 pub mod pace;
 pub mod plan;
@@ -117,6 +119,22 @@ impl DriverOptions {
 /// Serves the kubelet, and publishes the devices, until the process is about to end, and then answers the calls that it has. While another
 /// program has the GPUs, the driver waits.
 pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log) {
+    // The kubelet may hang: the slices of an earlier run stay until it has answered, or for two seconds.
+    let before = Pool {
+        is_ready: false,
+        ..pool.borrow().clone()
+    };
+    let marked = watch::Sender::new(before);
+    let devices = marked.subscribe();
+    let pod_resources = KubeletDirs::of(&options.kubelet_dir).pod_resources;
+    tokio::select! {
+        () = held::follow(&pod_resources, pool, marked) => {}
+        () = serve_devices(options, devices, log) => {}
+    }
+}
+
+/// Serves these devices.
+async fn serve_devices(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log) {
     let access = Arc::new(Access::new(
         options.kubeconfig.as_deref(),
         &options.kubelet_dir,

@@ -36,7 +36,7 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 
 pub use server::Resources;
 pub use status::{Event, Log, Registration, Status};
@@ -47,8 +47,10 @@ use socket::KubeletDirs;
 use socket_watch::SocketState;
 use status::Shared;
 
-/// How often other plugins are searched for.
-const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
+/// The time between a change of the kubelet's directory and the search for other plugins. It doubles with each further search.
+const FIRST_SEARCH: Duration = Duration::from_secs(1);
+/// The longest time between two searches: other plugins and the kubelet have sockets in other directories too.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long the kubelet may take to create its sockets before their absence is reported.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -180,14 +182,26 @@ async fn report_missing(shared: &Shared) {
     }
 }
 
+/// Waits for a change of the kubelet's directory.
+async fn next_event(sockets: &mut watch::Receiver<SocketState>) {
+    let events = sockets.borrow_and_update().events;
+    // The sender lives as long as this task.
+    let _ = sockets.wait_for(|seen| seen.events != events).await;
+}
+
 async fn search(shared: &Shared) {
-    let mut ticks = interval(SEARCH_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sockets = shared.sockets.subscribe();
+    let mut pause = FIRST_SEARCH;
     loop {
-        ticks.tick().await;
-        if shared.resources.borrow().is_empty() {
-            continue;
+        if !shared.resources.borrow().is_empty() {
+            shared.search_others(other_plugins::patience(false)).await;
         }
-        shared.search_others(other_plugins::patience(false)).await;
+        tokio::select! {
+            () = sleep(pause) => pause = (pause * 2).min(SEARCH_INTERVAL),
+            () = next_event(&mut sockets) => {
+                pause = FIRST_SEARCH;
+                sleep(pause).await;
+            }
+        }
     }
 }

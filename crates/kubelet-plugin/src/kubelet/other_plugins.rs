@@ -308,7 +308,7 @@ fn ids_of_others(
 }
 
 /// Returns the id without the number of a replica, which GKE's plugin writes in another way.
-fn stem(id: &str) -> &str {
+pub(crate) fn stem(id: &str) -> &str {
     let split = id.split_once("::").or_else(|| id.split_once("/vgpu"));
     split.map_or(id, |(stem, _)| stem)
 }

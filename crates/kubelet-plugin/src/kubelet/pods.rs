@@ -3,7 +3,7 @@
 //! The names become labels of metrics. Prometheus keeps each set of labels that it has ever seen, so their number and length are limited
 //! here: names that the API server does not accept, and containers beyond the limits, are only counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -60,13 +60,26 @@ pub struct PodContainer {
 
 /// Returns the containers that have devices of these resources or from claims, or `None` if the kubelet does not answer in time.
 pub async fn list(socket: &Path, resources: &[String]) -> Option<PodContainers> {
-    let ask = async {
-        let mut kubelet = PodResourcesListerClient::new(dial(socket).await?)
-            .max_decoding_message_size(MAX_ANSWER);
-        anyhow::Ok(kubelet.list(ListPodResourcesRequest {}).await?.into_inner())
-    };
-    let answer = timeout(DEADLINE, ask).await.ok()?.ok()?;
+    let answer = timeout(DEADLINE, ask(socket)).await.ok()?.ok()?;
     Some(select(answer, resources))
+}
+
+/// Returns the ids of all devices that containers have from device plugins, or `None` if the kubelet does not answer in time.
+pub(crate) async fn device_ids(socket: &Path) -> Option<BTreeSet<String>> {
+    let answer = timeout(DEADLINE, ask(socket)).await.ok()?.ok()?;
+    let mut ids = BTreeSet::new();
+    for pod in answer.pod_resources {
+        for device in pod.containers.into_iter().flat_map(|found| found.devices) {
+            ids.extend(device.device_ids);
+        }
+    }
+    Some(ids)
+}
+
+async fn ask(socket: &Path) -> anyhow::Result<ListPodResourcesResponse> {
+    let mut kubelet =
+        PodResourcesListerClient::new(dial(socket).await?).max_decoding_message_size(MAX_ANSWER);
+    Ok(kubelet.list(ListPodResourcesRequest {}).await?.into_inner())
 }
 
 /// Returns the containers of an answer that have devices of these resources or from claims, within the limits.

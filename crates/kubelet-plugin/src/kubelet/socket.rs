@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use base::report::failure;
 use base::sys::file_id::Inode;
 use findings::catalog;
+use plugin_api::kubelet_dirs::{PLUGIN_DIR, plugin_dirs};
 use rustix::fs::Mode;
 use tokio::net::{UnixListener, UnixSocket};
 
@@ -61,10 +62,6 @@ impl SocketId {
     }
 }
 
-/// The directory of the device plugins' sockets, which the option `--root-dir` of the kubelet does not move
-/// (`DevicePluginPath` in k8s.io/kubelet).
-const PLUGIN_DIR: &str = "/var/lib/kubelet/device-plugins";
-
 /// Where a kubelet has its sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletDirs {
@@ -78,14 +75,8 @@ impl KubeletDirs {
     /// Returns the directories of the kubelet with this root directory.
     #[must_use]
     pub fn of(root: &Path) -> Self {
-        let plugin_dir = root.join("device-plugins");
-        let mut plugins = Vec::new();
-        if plugin_dir != Path::new(PLUGIN_DIR) {
-            plugins.push(plugin_dir);
-        }
-        plugins.push(PLUGIN_DIR.into());
         Self {
-            plugins,
+            plugins: plugin_dirs(root),
             pod_resources: root.join("pod-resources/kubelet.sock"),
         }
     }

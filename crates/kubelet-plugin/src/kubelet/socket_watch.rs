@@ -16,7 +16,7 @@ use crate::dir_events::DirEvents;
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a directory is inspected that is watched: a file system over it causes no event.
-const LONG_INTERVAL: Duration = Duration::from_secs(30);
+const LONG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Many events, for example when a kubelet deletes all sockets, are handled together.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -30,12 +30,15 @@ pub(super) struct SocketState {
     pub(super) is_new: bool,
     /// How many times the directory was inspected; each one wakes the tasks that wait for a change.
     pub(super) inspections: u64,
+    /// How many of them followed an event
+    pub(super) events: u64,
 }
 
 /// Inspects the directory until the kubelet has its socket in another one of its directories.
 pub(super) async fn watch(dir: &Path, dirs: &KubeletDirs, sockets: &watch::Sender<SocketState>) {
     let events = DirEvents::new();
     let socket = socket::kubelet(dir);
+    let mut events_seen = 0;
     loop {
         // The watch is added before the inspection, so that no change is missed. It belongs to the inode (inotify(7)), so a directory
         // that was replaced needs a new one.
@@ -54,6 +57,7 @@ pub(super) async fn watch(dir: &Path, dirs: &KubeletDirs, sockets: &watch::Sende
                 kubelet,
                 is_new,
                 inspections: seen.inspections + 1,
+                events: events_seen,
             };
         });
         let interval = if are_watched || (kubelet.is_some() && events.add(dir)) {
@@ -62,6 +66,7 @@ pub(super) async fn watch(dir: &Path, dirs: &KubeletDirs, sockets: &watch::Sende
             INTERVAL
         };
         if timeout(interval, events.next()).await.is_ok() {
+            events_seen += 1;
             sleep(PAUSE).await;
         }
     }

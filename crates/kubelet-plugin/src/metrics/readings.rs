@@ -8,8 +8,8 @@ use nvidia_host::nvml::monitoring::Memory;
 use crate::monitor::message::{EventKind, GpuEvent, More, Sample};
 use crate::monitor::update::{Driver, Update};
 
-/// The time over which the utilization is averaged, as in GKE's plugin.
-const WINDOW: Duration = Duration::from_secs(10);
+/// The time over which the utilization is averaged: three polls.
+const WINDOW: Duration = Duration::from_secs(30);
 
 /// What is known about all GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -179,14 +179,15 @@ mod tests {
     }
 
     #[test]
-    fn the_utilization_is_a_mean_of_ten_seconds() {
+    fn the_utilization_is_a_mean_of_three_polls() {
         let start = Instant::now();
         let mut readings = Readings::default();
         for (second, percent, mean) in [
             (0, Some(10), Some(10.0)),
-            (5, Some(30), Some(20.0)),
-            (10, Some(50), Some(40.0)),
-            (15, None, None),
+            (10, Some(30), Some(20.0)),
+            (20, Some(50), Some(30.0)),
+            (30, Some(70), Some(50.0)),
+            (40, None, None),
         ] {
             readings.apply(
                 &sample("GPU-0", percent),

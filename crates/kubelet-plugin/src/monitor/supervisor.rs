@@ -16,6 +16,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use nvidia_host::config::Config;
 use nvidia_host::host::HostState;
 use nvidia_host::nvml::program;
+use nvidia_host::nvml::progress::Progress;
 use nvidia_host::nvml::protocol::{Measures, MonitorRequest, Request};
 use rustix::fs::{Mode, OFlags};
 use tokio::process::{Child, Command};
@@ -196,8 +197,8 @@ impl Supervisor {
 
     /// Starts a monitor, and passes on what it reports until it ends.
     async fn watch(&mut self) -> Result<Ended, Finished> {
-        let mut child = match self.spawn() {
-            Ok(child) => child,
+        let (mut child, progress) = match self.spawn() {
+            Ok(started) => started,
             Err(error) => {
                 return Ok(Ended::Unusable(format!(
                     "cannot start the monitor: {}",
@@ -208,7 +209,9 @@ impl Supervisor {
         let Some(stdout) = child.stdout.take() else {
             return Ok(Ended::Again);
         };
-        let mut ended = self.listen(Lines::new(stdout), &mut child).await?;
+        let mut ended = self
+            .listen(Lines::new(stdout), &progress, &mut child)
+            .await?;
         child.start_kill().ok();
         if let Ended::Crashed { call, why } = &ended {
             // A crash of the driver is one that the next monitor meets too.
@@ -230,7 +233,8 @@ impl Supervisor {
         Ok(ended)
     }
 
-    fn spawn(&mut self) -> Result<Child> {
+    fn spawn(&mut self) -> Result<(Child, Progress)> {
+        let progress = Progress::new()?;
         let skipped = self.skipped.iter().filter(|(_, skipped)| skipped.is_active);
         let arguments = program::arguments(&Request::Monitor(MonitorRequest {
             skip: skipped.map(|(index, _)| *index).collect(),
@@ -254,7 +258,8 @@ impl Supervisor {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            // The monitor knows it as the place for its progress, and prints nothing.
+            .stderr(Stdio::from(progress.for_monitor()?))
             .kill_on_drop(true);
         // `systemctl kill` sends the signals of the supervisor to all processes of the unit, and they must not end the monitor. It
         // inherits the mask through fork(2), and execve(2) keeps it (signal(7)).
@@ -262,17 +267,28 @@ impl Supervisor {
             .thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = command.spawn();
         before.thread_set_mask()?;
-        Ok(child?)
+        Ok((child?, progress))
     }
 
-    async fn listen(&mut self, mut lines: Lines, child: &mut Child) -> Result<Ended, Finished> {
-        let mut call = NvmlCall::default();
+    async fn listen(
+        &mut self,
+        mut lines: Lines,
+        progress: &Progress,
+        child: &mut Child,
+    ) -> Result<Ended, Finished> {
         let mut end = None;
         let until = self.next_retry();
+        let mut silent_at = Instant::now() + self.options.time_limit;
         loop {
-            let limit = self.options.time_limit + Duration::from_millis(call.wait_ms.into());
             let line = tokio::select! {
-                line = timeout(limit, lines.next()) => line,
+                line = lines.next() => line,
+                () = sleep_until(silent_at) => match self.time_left(progress) {
+                    Ok(left) => {
+                        silent_at = Instant::now() + left;
+                        continue;
+                    }
+                    Err(call) => return Ok(Ended::Silent { call, why: self.no_answer() }),
+                },
                 _ = self.let_go.recv() => {
                     self.forget_resume().await;
                     return Ok(Ended::LetGo);
@@ -283,31 +299,24 @@ impl Supervisor {
                     return Ok(Ended::Again);
                 }
             };
-            let read = match line {
-                Ok(read) => read,
-                Err(_) => {
-                    let seconds = self.options.time_limit.as_secs();
-                    let why = format!("the driver does not answer within {seconds} s");
-                    return Ok(Ended::Silent { call, why });
-                }
-            };
-            let message = match read {
+            let message = match line {
                 Ok(Some(bytes)) => base::json::from_bytes(bytes),
                 Ok(None) => {
-                    let why = last_words(child).await;
+                    let (why, call) = (last_words(child).await, last_call(progress));
                     return Ok(end.unwrap_or(Ended::Crashed { call, why }));
                 }
                 Err(error) => {
                     let error = report::line(&error.into());
                     let why = format!("cannot read from the monitor: {error}");
+                    let call = last_call(progress);
                     return Ok(Ended::Silent { call, why });
                 }
             };
             match message {
-                Ok(Message::Call(next)) => {
-                    // The monitor waits after it has polled all GPUs.
-                    self.is_suspect &= next.wait_ms == 0;
-                    call = next;
+                Ok(Message::Polled { next_ms }) => {
+                    self.is_suspect = false;
+                    let pause = Duration::from_millis(next_ms.into());
+                    silent_at = Instant::now() + pause + self.options.time_limit;
                 }
                 Ok(Message::Refused(_)) => end = Some(Ended::Unusable(other_build())),
                 Ok(Message::End(End::Changed)) => end = Some(Ended::Again),
@@ -320,10 +329,28 @@ impl Supervisor {
                 Ok(Message::Event(event)) => self.send(Update::Event(event)).await?,
                 Err(error) => {
                     let why = format!("the monitor prints an invalid line: {error}");
+                    let call = last_call(progress);
                     return Ok(Ended::Silent { call, why });
                 }
             }
         }
+    }
+
+    /// Returns how long the call that the monitor makes may still last, or the call if it has lasted too long.
+    fn time_left(&self, progress: &Progress) -> Result<Duration, NvmlCall> {
+        let Some(step) = progress.last() else {
+            return Err(NvmlCall::default());
+        };
+        let limit = self.options.time_limit + Duration::from_millis(step.call.wait_ms.into());
+        match limit.checked_sub(step.elapsed()) {
+            Some(left) if !left.is_zero() => Ok(left),
+            _ => Err(step.call),
+        }
+    }
+
+    fn no_answer(&self) -> String {
+        let seconds = self.options.time_limit.as_secs();
+        format!("the driver does not answer within {seconds} s")
     }
 
     fn note(&mut self, snapshot: &Snapshot) {
@@ -476,6 +503,11 @@ impl Supervisor {
 /// Returns why the program that loads NVML does not answer.
 fn other_build() -> String {
     format!("{} belongs to another build than the plugin", program::NAME)
+}
+
+/// Returns the call that the monitor made last.
+fn last_call(progress: &Progress) -> NvmlCall {
+    progress.last().map(|step| step.call).unwrap_or_default()
 }
 
 /// Returns a time for a branch that is disabled.

@@ -1,6 +1,7 @@
 //! Follows the limits of `[devices]` in config.toml while the plugin runs.
 //!
-//! The directories are watched, and the files are also examined every ten seconds: that finds files that are links to another directory. A file that is being written may be valid and lack its limits, so a new state is used only when it has lasted.
+//! The directories are watched, and the files are also examined twice a minute: that finds files that are links to another directory. A file
+//! that is being written may be valid and lack its limits, so a new state is used only when it has lasted.
 //! Whatever cannot be read, or is lost, keeps the limits that are in force: only a valid configuration changes what the node offers.
 
 use std::path::{Path, PathBuf};

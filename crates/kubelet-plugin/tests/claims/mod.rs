@@ -819,6 +819,10 @@ fn check_without_credentials() {
         ),
         "{stdout}"
     );
+    // Nothing runs in this test. The device plugin is not what is missing.
+    let verdict =
+        "a pod that requests a GPU would not start: no driver for claims runs on this host";
+    assert_eq!(stdout.lines().last(), Some(verdict));
 }
 
 fn little_memory() {

@@ -32,7 +32,7 @@ pub use self::mps::{MpsPrograms, mode_process, mps_daemons};
 pub use self::parts::DriverParts;
 pub use self::roots::Roots;
 pub use self::state::{HostNode, HostState};
-pub use self::watched::WatchedDriver;
+pub use self::watched::{HostMarks, WatchedDriver};
 use crate::capability::Capabilities;
 use crate::config::Config;
 use crate::device_id::Nodes;

@@ -26,6 +26,9 @@ use crate::inventory::procfs::{self, KernelGpu};
 use crate::inventory::scope::Scope;
 use crate::inventory::{BusId, cap_files};
 
+/// The directory of the module in sysfs.
+pub(super) const MODULE: &str = "/sys/module/nvidia";
+
 /// A device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostNode {
@@ -262,7 +265,7 @@ fn access(permissions: Permissions) -> String {
 /// Returns the inode number of the module's directory in sysfs, which is not reused before the next boot (`kernfs_new_node`). procfs has
 /// no such number.
 fn module_load() -> u64 {
-    rustix::fs::stat("/sys/module/nvidia").map_or(0, |stat| stat.st_ino)
+    rustix::fs::stat(MODULE).map_or(0, |stat| stat.st_ino)
 }
 
 /// Whether a GPU responds on the PCI bus. If it has fallen off the bus, all bits of its registers are 1, but the module still lists it.

@@ -1,20 +1,24 @@
 //! The driver of a host, for a program that watches it for a long time.
 
+use std::path::Path;
+
 use anyhow::Result;
 use rustix::fs::{FileType, Stat};
 
 use base::report::failure;
+use base::sys::file_id::FileId;
 use base::tree::Tree;
 use findings::catalog;
 
 use super::driver::Driver;
 use super::roots::Roots;
-use super::state::{self, HostState};
+use super::state::{self, HostState, MODULE};
 use crate::config::Config;
 use crate::driver::DriverKind;
 use crate::driver::node_name::NodeName;
 use crate::inventory::Inventory;
 use crate::inventory::identity::RunAs;
+use crate::inventory::procfs::DRIVER_PROC;
 use crate::nvml::query::NvmlQuery;
 
 /// The driver that the configuration names. It stays usable after this process has changed its root directory.
@@ -72,6 +76,32 @@ impl WatchedDriver {
         self.roots.afresh().complete_afresh(inventory);
     }
 
+    /// Returns marks that differ when the host may not be in this state any more. They cost a system call each, and the state reads some files
+    /// of each GPU and the directory of each MIG device.
+    #[must_use]
+    pub fn marks(&self, host: &HostState) -> HostMarks {
+        let (dev, proc) = (&self.roots.dev, &self.roots.proc);
+        let driver = proc.open_dir(Path::new(DRIVER_PROC)).ok();
+        let of_driver = |name: &str| driver.as_ref()?.stat(name).map(Mark::of);
+        let nodes = dev.open_dir(Path::new("/dev")).ok();
+        let of_nodes = |name: &str| nodes.as_ref()?.stat(name).map(Mark::of);
+        let kernel = vec![
+            of_nodes("."),
+            of_driver("version"),
+            of_driver("gpus"),
+            rustix::fs::stat(MODULE).ok().map(Mark::of),
+        ];
+        let mut mig = vec![of_driver("capabilities")];
+        if mig != [None] {
+            // The nodes of compute instances, whose directories are too many.
+            mig.push(of_nodes("nvidia-caps"));
+            for minor in host.gpus.iter().filter_map(|gpu| gpu.minor) {
+                mig.push(of_driver(&format!("capabilities/gpu{minor}/mig")));
+            }
+        }
+        HostMarks { kernel, mig }
+    }
+
     /// Whether the device node of the GPU with this minor number exists.
     #[must_use]
     pub fn has_node(&self, minor: u32) -> bool {
@@ -84,6 +114,46 @@ impl WatchedDriver {
     pub fn state(&self) -> HostState {
         HostState::without_library(&self.roots.afresh())
     }
+}
+
+/// What [`WatchedDriver::marks`] returns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostMarks {
+    /// The directory of the device nodes, the loaded module and its GPUs
+    kernel: Vec<Option<Mark>>,
+    /// The MIG capabilities, and those of each GPU
+    mig: Vec<Option<Mark>>,
+}
+
+impl HostMarks {
+    /// Whether the GPU instances may be others.
+    #[must_use]
+    pub fn has_other_mig(&self, before: &Self) -> bool {
+        self.mig != before.mig
+    }
+}
+
+/// The state of a file, or of a directory with the number of the directories in it. procfs does not change the times of a directory when
+/// its content changes, but counts its directories (`proc_getattr`); an entry that is created again has other times, see
+/// [`crate::inventory::procfs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    id: FileId,
+    links: u64,
+}
+
+impl Mark {
+    fn of(stat: Stat) -> Self {
+        Self {
+            id: FileId::from(&stat),
+            links: wide(stat.st_nlink),
+        }
+    }
+}
+
+/// The number has 64 bits on x86, and 32 on ARM.
+fn wide(number: impl Into<u64>) -> u64 {
+    number.into()
 }
 
 fn is_device(stat: &Stat) -> bool {

@@ -12,8 +12,12 @@ use crate::inventory::Inventory;
 /// A line of the monitor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// Calls of NVML follow. The next line comes within the time limit of a call plus `wait_ms`, or the driver does not answer.
-    Call(NvmlCall),
+    /// All GPUs have been polled. The lines of the next poll come within `next_ms` and the time limit of a call, or the driver does not
+    /// answer, unless the [`super::progress`] shows that a call has begun since.
+    Polled {
+        /// How long the monitor may wait before the next poll, in milliseconds
+        next_ms: u32,
+    },
     /// What NVML and the kernel module report about all GPUs. The first one after a start, and one after each change.
     Snapshot(Box<Snapshot>),
     /// The state of one GPU
@@ -26,7 +30,7 @@ pub enum Message {
     Refused(Unloadable),
 }
 
-/// The calls of NVML that follow.
+/// The calls of NVML that the monitor makes now. It stores them in its [`super::progress`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlCall {
     /// NVML's index of the GPU, if the calls are about one GPU

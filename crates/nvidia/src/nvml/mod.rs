@@ -8,6 +8,7 @@ pub mod mode_process;
 pub mod monitoring;
 pub mod processes;
 pub mod program;
+pub mod progress;
 pub mod protocol;
 pub mod query;
 

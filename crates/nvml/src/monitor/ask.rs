@@ -27,6 +27,8 @@ pub(super) struct Handle {
     pub(super) index: u32,
     pub(super) gpu: Gpu,
     pub(super) device: DeviceHandle,
+    /// It has no device node
+    pub(super) node_missing: bool,
 }
 
 impl Handle {

@@ -1,12 +1,15 @@
 //! Asks NVML for what labels and metrics contain.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
+use nvidia_host::inventory::MigDevice;
 use nvidia_host::nvml::message::{Measured, More, Properties};
 use nvidia_host::nvml::monitoring::{Memory, MemorySlices, MigAttributes};
 use nvidia_host::nvml::protocol::Measures;
 
 use super::ask::Handle;
+use crate::api::DeviceHandle;
 use crate::monitoring::{Clock, Monitoring, Utilization, field, is_unsupported};
 
 /// What does not change while a GPU or a MIG device exists, by UUID. Each device is asked once.
@@ -71,21 +74,70 @@ pub(super) fn measure(
     api: &impl Monitoring,
     handle: &Handle,
     measures: Measures,
+    mig_memory: &mut MigMemory,
 ) -> Option<Measured> {
     if measures == Measures::Nothing {
         return None;
     }
-    let migs = handle.gpu.mig_devices.iter();
     let rates = api.utilization(handle.device).ok();
     Some(Measured {
         utilization: rates.map(|rates| rates.gpu),
         temperature: api.temperature(handle.device).ok(),
         power: api.power(handle.device).ok(),
-        mig_memory: migs
-            .filter_map(|mig| Some((mig.uuid.clone(), memory(api, handle, mig.index)?)))
-            .collect(),
+        mig_memory: mig_memory.of(api, handle),
         more: (measures == Measures::All).then(|| Box::new(more(api, handle, rates))),
     })
+}
+
+/// How old the memory of MIG devices may be. It takes two calls for each device, and a node can have 56.
+const MIG_MEMORY_AGE: Duration = Duration::from_secs(30);
+
+/// The memory of the MIG devices of GPUs by UUID, and when it was read.
+#[derive(Debug, Default)]
+pub(super) struct MigMemory {
+    of_gpus: BTreeMap<String, BTreeMap<String, Memory>>,
+    since: Option<Instant>,
+    /// The MIG devices by UUID
+    devices: BTreeMap<String, DeviceHandle>,
+}
+
+impl MigMemory {
+    /// Forgets values that are too old.
+    pub(super) fn expire(&mut self) {
+        if self
+            .since
+            .is_none_or(|since| since.elapsed() >= MIG_MEMORY_AGE)
+        {
+            self.of_gpus.clear();
+            self.since = Some(Instant::now());
+        }
+    }
+
+    fn of(&mut self, api: &impl Monitoring, handle: &Handle) -> BTreeMap<String, Memory> {
+        if let Some(known) = self.of_gpus.get(&handle.gpu.uuid) {
+            return known.clone();
+        }
+        let mut found = BTreeMap::new();
+        for mig in &handle.gpu.mig_devices {
+            if let Some(memory) = self.read(api, handle, mig) {
+                found.insert(mig.uuid.clone(), memory);
+            }
+        }
+        self.of_gpus.insert(handle.gpu.uuid.clone(), found.clone());
+        found
+    }
+
+    fn read(&mut self, api: &impl Monitoring, handle: &Handle, mig: &MigDevice) -> Option<Memory> {
+        let device = match self.devices.get(&mig.uuid) {
+            Some(device) => *device,
+            None => api.mig_device(handle.device, mig.index).ok()?,
+        };
+        // A device that was created again can have the same UUID.
+        self.devices.remove(&mig.uuid);
+        let memory = api.memory(device).ok()?;
+        self.devices.insert(mig.uuid.clone(), device);
+        Some(memory)
+    }
 }
 
 fn more(api: &impl Monitoring, handle: &Handle, rates: Option<Utilization>) -> More {
@@ -156,8 +208,4 @@ fn reserved(api: &impl Monitoring, handle: &Handle) -> BTreeMap<String, u64> {
         }
     }
     found
-}
-
-fn memory(api: &impl Monitoring, handle: &Handle, mig: u32) -> Option<Memory> {
-    api.memory(api.mig_device(handle.device, mig).ok()?).ok()
 }

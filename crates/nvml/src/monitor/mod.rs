@@ -3,6 +3,9 @@
 //! The process has one thread, and the privileges of a user who can open the device nodes. It polls the GPUs, waits for events, and prints
 //! a line for each result. It ends when its standard input is closed, and if another process is needed to see the GPUs as they are now:
 //! NVML counts the GPUs when it is initialized.
+//!
+//! An idle node must not notice it, so what rarely changes is asked rarely. The GPUs and MIG devices are listed again if the kernel shows a
+//! change, if NVML reports one, or if a GPU fails. procfs reports no changes (inotify(7)), so a few of its directories are examined.
 
 mod ask;
 mod measure;
@@ -15,26 +18,34 @@ use base::paths::HostPath;
 use base::sys::confine::CapabilitySet;
 use nvidia_host::config::{self, Config};
 use nvidia_host::driver::DriverKind;
-use nvidia_host::host::{HostState, WatchedDriver};
+use nvidia_host::host::{HostMarks, HostState, WatchedDriver};
 use nvidia_host::inventory::nvml::NvmlProgress;
 use nvidia_host::inventory::{FailedGpu, Inventory};
 use nvidia_host::nvml::message::{End, GpuEvent, Link, Message, NvmlCall, Sample, Snapshot};
+use nvidia_host::nvml::progress::Progress;
 use nvidia_host::nvml::protocol::{Measures, MonitorRequest};
 use nvidia_host::nvml::{Failed, query};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::ask::{Handle, Meaning};
-use self::measure::DeviceConstants;
+use self::measure::{DeviceConstants, MigMemory};
 use crate::inventory::take;
 use crate::lines::Lines;
 use crate::load::{load, may_own_files};
 use crate::monitoring::{EventData, EventSet, Monitoring};
 
-/// The time between two polls of all GPUs.
-const ROUND: Duration = Duration::from_secs(5);
+/// The time between two polls of all GPUs. The driver reports most errors as events, so this is the age of the values for metrics.
+const ROUND: Duration = Duration::from_secs(10);
 
-/// How often /proc, /sys and the standard input are read.
-const STEP: Duration = Duration::from_secs(2);
+/// How often the kernel is examined for changes, and the standard input for its end. While a GPU fails, all are polled as often.
+const STEP: Duration = Duration::from_secs(5);
+
+/// How often the GPUs and MIG devices are listed although nothing shows a change. If the driver reports none, this finds compute instances
+/// that are removed from a GPU instance.
+const LISTING: Duration = Duration::from_secs(300);
+
+/// How long lines are held while NVML is slow.
+const HELD: Duration = Duration::from_millis(200);
 
 /// The shortest time between two polls, also if NVML cannot wait for events.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -52,8 +63,12 @@ const SKIPPED: &str = "the driver does not answer when it is asked about this GP
 ///
 /// # Errors
 /// If nothing reads the lines. Errors of the driver are lines.
-pub(crate) fn answer(request: &MonitorRequest, lines: &mut Lines) -> Result<()> {
-    match watch(request, lines) {
+pub(crate) fn answer(
+    request: &MonitorRequest,
+    progress: Option<Progress>,
+    lines: &mut Lines,
+) -> Result<()> {
+    match watch(request, progress, lines) {
         Ok(Some(end)) => lines.write(&Message::End(end)),
         Ok(None) => {}
         Err(error) => lines.write(&Message::End(End::Unusable(base::report::line(&error)))),
@@ -62,12 +77,47 @@ pub(crate) fn answer(request: &MonitorRequest, lines: &mut Lines) -> Result<()> 
     Ok(())
 }
 
-fn announce(lines: &mut Lines, index: Option<u32>, gpu: Option<&str>) {
-    lines.write(&Message::Call(NvmlCall {
-        index,
-        gpu: gpu.map(str::to_owned),
-        wait_ms: 0,
-    }));
+/// Tells the supervisor which call follows. Results of earlier calls do not wait for a slow one.
+struct Announcer<'a> {
+    progress: Option<Progress>,
+    lines: &'a mut Lines,
+    flushed: Instant,
+}
+
+impl Announcer<'_> {
+    fn announce(&mut self, index: Option<u32>, gpu: Option<&str>) {
+        if self.flushed.elapsed() >= HELD {
+            self.flush();
+        }
+        self.store(NvmlCall {
+            index,
+            gpu: gpu.map(str::to_owned),
+            wait_ms: 0,
+        });
+    }
+
+    /// Tells that no GPU is asked, and that the call waits for events.
+    fn announce_wait(&self, limit: Duration) {
+        self.store(NvmlCall {
+            wait_ms: milliseconds(limit),
+            ..NvmlCall::default()
+        });
+    }
+
+    fn store(&self, call: NvmlCall) {
+        if let Some(progress) = &self.progress {
+            progress.store(call);
+        }
+    }
+
+    fn hold(&mut self, message: &Message) {
+        self.lines.hold(message);
+    }
+
+    fn flush(&mut self) {
+        self.lines.flush();
+        self.flushed = Instant::now();
+    }
 }
 
 /// Returns the configuration with what options have changed.
@@ -81,22 +131,36 @@ fn config_of(request: &MonitorRequest) -> Result<Config> {
 }
 
 /// Returns `None` when the standard input is closed.
-fn watch(request: &MonitorRequest, lines: &mut Lines) -> Result<Option<End>> {
+fn watch(
+    request: &MonitorRequest,
+    progress: Option<Progress>,
+    lines: &mut Lines,
+) -> Result<Option<End>> {
     let site = WatchedDriver::find(&config_of(request)?)?;
     let question = site.question();
     let place = question.library_place()?;
     let loaded = load(CapabilitySet::empty(), &place, &site.trees(), lines)
         .map_err(|refused| query::explain_refused(&refused, question))?;
+    // A change between the two is noticed.
+    let marks = site.marks(&site.state());
     let mut watch = Watch {
         api: &loaded.library,
         site: &site,
         limits_reading: may_own_files(place.identity),
         skip: &request.skip,
         measures: request.measures,
-        lines,
+        out: Announcer {
+            progress,
+            lines,
+            flushed: Instant::now(),
+        },
+        marks,
         host: site.state(),
         handles: Vec::new(),
         snapshot: None,
+        listed: Instant::now(),
+        is_outdated: true,
+        mig_memory: MigMemory::default(),
         known: DeviceConstants::default(),
         links: None,
         events: None,
@@ -115,10 +179,17 @@ struct Watch<'a, M> {
     limits_reading: bool,
     skip: &'a [u32],
     measures: Measures,
-    lines: &'a mut Lines,
+    out: Announcer<'a>,
+    /// The marks of the host's state
+    marks: HostMarks,
     host: HostState,
     handles: Vec<Handle>,
     snapshot: Option<Snapshot>,
+    /// When the GPUs were listed
+    listed: Instant,
+    /// The GPUs must be listed again.
+    is_outdated: bool,
+    mig_memory: MigMemory,
     known: DeviceConstants,
     /// The links, and the UUIDs of all GPUs for which they are known
     links: Option<(Vec<String>, Vec<Link>)>,
@@ -149,14 +220,15 @@ impl<M: Monitoring> Watch<'_, M> {
             {
                 return Ok(Some(End::Changed));
             }
-            self.lines.write(&Message::Call(NvmlCall {
-                wait_ms: milliseconds(ROUND),
-                ..NvmlCall::default()
-            }));
-            if let Some(end) = self.wait_until(start + ROUND) {
+            let pause = if self.is_outdated { STEP } else { ROUND };
+            self.out.hold(&Message::Polled {
+                next_ms: milliseconds(pause),
+            });
+            self.out.flush();
+            if let Some(end) = self.wait_until(start + pause) {
                 return Ok(end);
             }
-            if self.lines.is_closed() {
+            if self.out.lines.is_closed() {
                 return Ok(None);
             }
         }
@@ -168,29 +240,47 @@ impl<M: Monitoring> Watch<'_, M> {
             let now = Instant::now();
             match self.wait(end.saturating_duration_since(now).min(STEP)) {
                 Woken::Closed => return Some(None),
-                Woken::Poll => return None,
+                Woken::Poll => {
+                    self.is_outdated = true;
+                    return None;
+                }
                 Woken::Time => {}
             }
-            let host = self.site.state();
-            let has_other_mig = host.instances != self.host.instances;
-            if host.has_other_gpus(&self.host) || has_other_mig && self.limits_reading {
-                return Some(Some(End::Changed));
+            let marks = self.site.marks(&self.host);
+            if marks != self.marks {
+                let has_other_mig = marks.has_other_mig(&self.marks);
+                self.marks = marks;
+                if self.needs_another_process(has_other_mig) {
+                    return Some(Some(End::Changed));
+                }
+                if has_other_mig {
+                    self.is_outdated = true;
+                    return None;
+                }
             }
-            self.host = host;
-            if has_other_mig || Instant::now() >= end {
+            if Instant::now() >= end {
                 return None;
             }
         }
     }
 
-    /// Takes the inventory and polls all GPUs.
+    /// Whether this process cannot see the GPUs or MIG devices as they are now.
+    fn needs_another_process(&mut self, has_other_mig: bool) -> bool {
+        let host = self.site.state();
+        let has_other_gpus = host.has_other_gpus(&self.host);
+        self.host = host;
+        has_other_gpus || has_other_mig && self.limits_reading
+    }
+
+    /// Lists the GPUs and MIG devices, unless they are known, and polls the GPUs.
     fn round(&mut self) -> Result<(), Failed> {
-        let snapshot = self.take()?;
-        if self.snapshot.as_ref() != Some(&snapshot) {
-            self.lines
-                .write(&Message::Snapshot(Box::new(snapshot.clone())));
-        }
+        let is_due = self.is_outdated || self.listed.elapsed() >= LISTING;
+        let snapshot = match &self.snapshot {
+            Some(known) if !is_due => known.clone(),
+            _ => self.list()?,
+        };
         let handles = self.handles.clone();
+        self.mig_memory.expire();
         if self.events.is_none() {
             // An event between the sample and the registration would be lost.
             self.register(&handles);
@@ -211,32 +301,45 @@ impl<M: Monitoring> Watch<'_, M> {
             if !failed.node_missing {
                 sample.error = Some(failed.why.clone());
             }
-            self.lines.write(&Message::Sample(sample));
+            self.out.hold(&Message::Sample(sample));
         }
         let mut failed = snapshot.inventory.failed.iter();
-        let fails = working.len() < self.handles.len()
+        self.is_outdated = working.len() < self.handles.len()
             || failed.any(|gpu| !gpu.node_missing && gpu.why != SKIPPED);
-        if fails {
+        if self.is_outdated {
             self.failing.get_or_insert_with(Instant::now);
         } else {
             self.failing = None;
         }
-        self.snapshot = Some(snapshot);
         self.register(&working);
         Ok(())
     }
 
+    /// Takes the inventory, and reports it if it is another one.
+    fn list(&mut self) -> Result<Snapshot, Failed> {
+        let snapshot = self.take()?;
+        self.listed = Instant::now();
+        if self.snapshot.as_ref() != Some(&snapshot) {
+            self.mig_memory = MigMemory::default();
+            self.out
+                .hold(&Message::Snapshot(Box::new(snapshot.clone())));
+        }
+        self.snapshot = Some(snapshot.clone());
+        Ok(snapshot)
+    }
+
     fn sample(&mut self, handle: &Handle) -> Sample {
-        announce(self.lines, Some(handle.index), Some(&handle.gpu.uuid));
-        let node_missing = !self.site.has_node(handle.gpu.minor);
+        self.out
+            .announce(Some(handle.index), Some(&handle.gpu.uuid));
         let mut sample = Sample {
-            node_missing,
+            node_missing: handle.node_missing,
             ..ask::sample(self.api, handle)
         };
         if sample.error.is_none() {
-            sample.measured = measure::measure(self.api, handle, self.measures);
+            let mig_memory = &mut self.mig_memory;
+            sample.measured = measure::measure(self.api, handle, self.measures, mig_memory);
         }
-        self.lines.write(&Message::Sample(sample.clone()));
+        self.out.hold(&Message::Sample(sample.clone()));
         sample
     }
 
@@ -245,7 +348,7 @@ impl<M: Monitoring> Watch<'_, M> {
         self.handles.clear();
         let mut snapshot = Snapshot::default();
         for gpu in &inventory.gpus {
-            announce(self.lines, Some(gpu.index), Some(&gpu.uuid));
+            self.out.announce(Some(gpu.index), Some(&gpu.uuid));
             // It has answered already.
             let Ok(device) = self.api.device(gpu.index) else {
                 continue;
@@ -254,6 +357,8 @@ impl<M: Monitoring> Watch<'_, M> {
                 index: gpu.index,
                 gpu: gpu.clone(),
                 device,
+                // A node that is created or removed needs another process.
+                node_missing: !self.site.has_node(gpu.minor),
             };
             snapshot
                 .mig_profiles
@@ -270,7 +375,7 @@ impl<M: Monitoring> Watch<'_, M> {
             .mig_attributes
             .clone_from(&self.known.mig_attributes);
         snapshot.memory_slices.clone_from(&self.known.memory_slices);
-        announce(self.lines, None, None);
+        self.out.announce(None, None);
         snapshot.links = self.links();
         self.site.complete(&mut inventory);
         Ok(Snapshot {
@@ -281,8 +386,8 @@ impl<M: Monitoring> Watch<'_, M> {
 
     fn take_inventory(&mut self) -> Result<Inventory, Failed> {
         let mut inventory = Inventory::default();
-        let Self { handles, lines, .. } = self;
-        announce(lines, None, None);
+        let Self { handles, out, .. } = self;
+        out.announce(None, None);
         take(
             self.api,
             DriverKind::Linux,
@@ -294,11 +399,7 @@ impl<M: Monitoring> Watch<'_, M> {
                 }
                 NvmlProgress::Next(index) => {
                     let known = handles.iter().find(|handle| handle.index == index);
-                    announce(
-                        lines,
-                        Some(index),
-                        known.map(|handle| handle.gpu.uuid.as_str()),
-                    );
+                    out.announce(Some(index), known.map(|handle| handle.gpu.uuid.as_str()));
                 }
                 NvmlProgress::Gpu(gpu) => inventory.gpus.push(gpu),
                 NvmlProgress::Failed(failed) => inventory.failed.push(failed),
@@ -336,12 +437,12 @@ impl<M: Monitoring> Watch<'_, M> {
         {
             return;
         }
-        announce(self.lines, None, None);
-        let Self { api, lines, .. } = self;
+        self.out.announce(None, None);
+        let Self { api, out, .. } = self;
         let new = ask::register(*api, working, &mut |gpu| {
-            announce(lines, Some(gpu.index), Some(&gpu.gpu.uuid))
+            out.announce(Some(gpu.index), Some(&gpu.gpu.uuid))
         });
-        announce(self.lines, None, None);
+        self.out.announce(None, None);
         if let Some((old, _)) = std::mem::replace(&mut self.events, new.map(|set| (set, gpus))) {
             while let Ok(Some(event)) = self.api.wait(&old, Duration::ZERO) {
                 self.handle(event);
@@ -359,14 +460,12 @@ impl<M: Monitoring> Watch<'_, M> {
         let Some((set, _)) = &self.events else {
             return Woken::Time;
         };
+        self.out.announce_wait(limit);
         match self.api.wait(set, limit) {
             Ok(None) => Woken::Time,
             Ok(Some(event)) => {
                 let woken = self.handle(event);
-                self.lines.write(&Message::Call(NvmlCall {
-                    wait_ms: milliseconds(ROUND),
-                    ..NvmlCall::default()
-                }));
+                self.out.flush();
                 woken
             }
             Err(_) => {
@@ -413,7 +512,7 @@ impl<M: Monitoring> Watch<'_, M> {
         {
             return Woken::Time;
         }
-        self.lines.write(&Message::Event(event.clone()));
+        self.out.hold(&Message::Event(event.clone()));
         self.last_event = Some((event, Instant::now()));
         self.sample(&handle);
         Woken::Time

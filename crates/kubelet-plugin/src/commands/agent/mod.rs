@@ -20,7 +20,6 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use nvidia_host::config::Limits;
-use nvidia_host::mps;
 
 use super::control::ControlCommand;
 use crate::cdi_specs::{Devices, VendorSpecs};
@@ -32,11 +31,20 @@ use crate::node::gpus::mig_uuids;
 use crate::settings::Settings;
 use crate::settings::follow::{self, Follower, SettingsChange, Valid};
 use outlets::Outlets;
-use specs::{REFRESH_PERIOD, Specs, refresh_host_spec};
+use specs::{Specs, refresh_host_spec};
 use state::NodeState;
 
 /// The time between two looks at the MPS daemons, if there are any. No event of a directory shows that a daemon's supervisor was killed.
 const MPS_PERIOD: Duration = Duration::from_secs(1);
+
+/// The time between two looks at what causes no event, such as the directories of the driver.
+const INSPECTION: Duration = Duration::from_secs(30);
+/// The same while NVML does not answer: the GPUs that the kernel lists are offered to restarted containers until then.
+const UNANSWERED_INSPECTION: Duration = Duration::from_secs(10);
+
+/// The shortest time between two looks at the directories because of events. Another program may write a file again and again, for example a
+/// second plugin that keeps the same CDI spec.
+const EVENT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Publishes each change of the node.
 pub struct Agent {
@@ -95,8 +103,9 @@ impl Agent {
         self.state.find_mps_daemons();
         let mut mps_period = interval(MPS_PERIOD);
         mps_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut spec_period = interval(REFRESH_PERIOD);
+        let mut inspection = Instant::now();
         let events = DirEvents::new();
+        let mut handled = Instant::now();
         let mut follow_period = interval(follow::PERIOD);
         follow_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -123,20 +132,22 @@ impl Agent {
                         continue;
                     }
                 }
-                () = events.next() => {
+                () = events.next_after(handled + EVENT_PAUSE) => {
+                    handled = Instant::now();
                     self.watch(&events);
                     if !self.inspect_dirs() {
                         continue;
                     }
                 }
-                _ = spec_period.tick() => {
+                () = at(Some(inspection)) => {
+                    inspection = Instant::now() + self.inspection_period();
                     // A directory that appears, or that a link names, causes no event.
                     self.watch(&events);
                     self.inspect_dirs();
                     if self.state.is_unanswered {
                         self.list_kernel_gpus();
                     } else {
-                        self.specs.update(&mut self.state.node, VendorSpecs::refresh);
+                        self.specs.refresh_if_due(&mut self.state.node);
                     }
                 }
                 () = at(next_tick), if next_tick.is_some() => {}
@@ -148,13 +159,21 @@ impl Agent {
         }
     }
 
+    const fn inspection_period(&self) -> Duration {
+        if self.state.is_unanswered {
+            UNANSWERED_INSPECTION
+        } else {
+            INSPECTION
+        }
+    }
+
     /// Watches the directories of what the agent follows.
     fn watch(&self, events: &DirEvents) {
         let mut dirs = self.follower.dirs();
         dirs.extend(self.specs.dirs());
-        dirs.push(mps::DIRECTORY.into());
+        dirs.extend(self.state.mps_dirs());
         for dir in dirs {
-            events.add(&dir);
+            events.add_or_expect(&dir);
         }
     }
 

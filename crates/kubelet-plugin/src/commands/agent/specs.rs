@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tokio::process::Command;
@@ -24,15 +24,16 @@ use crate::strategy::Chooser;
 
 /// How long the CDI spec of the host may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
-/// The time between two checks of the plugin's own CDI specs: files of the driver, sockets of its
-/// services and devices next to the GPUs can appear at any time.
-pub const REFRESH_PERIOD: Duration = Duration::from_secs(10);
+/// How often the plugin's own CDI specs are made again, although no directory of their files has changed.
+const REFRESH_PERIOD: Duration = Duration::from_secs(300);
 
 /// The CDI specs of the process.
 #[derive(Debug)]
 pub struct Specs {
     /// One for each kind of names
     vendors: Vec<(Kind, SharedSpecs)>,
+    /// When they were last made
+    refreshed: Instant,
     /// The error that is in the log
     error: Option<String>,
     /// The features that containers are to get; none without a kubelet
@@ -70,6 +71,7 @@ impl Specs {
         };
         Self {
             vendors,
+            refreshed: Instant::now(),
             error: None,
             extra_devices,
             chooser: matches!(role, Role::DevicePlugin(_)).then(|| Arc::clone(chooser)),
@@ -131,6 +133,19 @@ impl Specs {
         }
         self.update(node, VendorSpecs::refresh);
         true
+    }
+
+    /// Updates the specs if a directory has changed, and once in a while: files of the driver, sockets of its services and devices next to
+    /// the GPUs can appear at any time.
+    pub fn refresh_if_due(&mut self, node: &mut Node) {
+        let mut vendors = self.vendors.iter();
+        if self.refreshed.elapsed() < REFRESH_PERIOD
+            && vendors.all(|(_, specs)| specs.lock().are_settled())
+        {
+            return;
+        }
+        self.refreshed = Instant::now();
+        self.update(node, VendorSpecs::refresh);
     }
 
     /// Takes a report of the monitor into account.

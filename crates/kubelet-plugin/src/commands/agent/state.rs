@@ -1,9 +1,11 @@
 //! The state of the node, and what is known about its driver.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nvidia_host::config::Config;
 use nvidia_host::inventory::{Gpu, Inventory};
+use nvidia_host::mps;
 
 use crate::commands::role::Role;
 use crate::log::Log;
@@ -77,6 +79,21 @@ impl NodeState {
         let gpus = found.iter().map(|found| found.gpu.clone()).collect();
         self.node.set_unanswered(found);
         gpus
+    }
+
+    /// Returns the directories in which MPS daemons can be (see [`mps::daemons`]), and those of daemons, which have their state.
+    #[must_use]
+    pub fn mps_dirs(&self) -> Vec<PathBuf> {
+        let below_root = mps::DIRECTORY.trim_start_matches('/');
+        let driver_root = self.config.driver_root.as_path();
+        let mut dirs = vec![driver_root.join(below_root), mps::DIRECTORY.into()];
+        for index in 0..dirs.len() {
+            let daemons = dirs.get(index).and_then(|dir| std::fs::read_dir(dir).ok());
+            for daemon in daemons.into_iter().flatten().flatten() {
+                dirs.push(daemon.path());
+            }
+        }
+        dirs
     }
 
     /// Inspects the MPS daemons, and returns whether they have changed.
