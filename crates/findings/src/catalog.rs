@@ -133,9 +133,9 @@ kinds! {
     DENIED "ONH-032" Error "config.toml does not allow containers to use the requested GPU or device"
         why "the container would start with fewer devices than it requested"
         fix "request one of the GPUs that the message lists, or change the `[devices]` table of config.toml" see "oci-nvidia-hook.toml(5)";
-    NOT_USABLE "ONH-033" Error "the requested GPU does not work"
+    NOT_USABLE "ONH-033" Error "the requested GPU does not work, or the device cgroup of the caller denies it"
         why "the container would start with fewer GPUs than it requested"
-        fix "see `nvidia-smi -q` and `journalctl -k` on the host; a GPU that fell off the bus needs a reset or a reboot" see "";
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host; a GPU that fell off the bus needs a reset or a reboot. In a job of Slurm or a container of LXC, request the GPU for it" see "";
     REQUIREMENT "ONH-034" Error "the image requires another driver or GPU"
         why "programs of the image would fail later with a less specific error"
         fix "update the driver, use an image for an earlier CUDA version, or set `NVIDIA_DISABLE_REQUIRE=true`; the message names the requirement and what the host has" see "";
