@@ -14,7 +14,7 @@ use nvidia_host::config;
 use super::doctor_text::{self, View};
 use super::status::this_user;
 use super::terminal::Terminal;
-use super::{args, output};
+use super::{args, output, ps};
 use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container};
 use crate::record::call::Call;
 use engines::status::Report;
@@ -50,7 +50,10 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
         });
     }
     let host = Tree::open(&HostPath::new("/"))?;
-    let facts = doctor::inspect(&host, config, caller());
+    let mut facts = doctor::inspect(&host, config, caller());
+    if let Some(module) = &facts.driver.module {
+        facts.driver.other_driver = ps::with_other_driver(module);
+    }
     let checks = doctor::examine(&facts);
     invalidate_cached_inventory(&facts);
     let is_selected =

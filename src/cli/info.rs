@@ -63,7 +63,7 @@ pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<Strin
         Form::Labels => labelled(&inventory),
         Form::Csv => {
             // The table has no columns for them.
-            for failed in &inventory.failed {
+            for failed in inventory.failed.iter().filter(|gpu| !gpu.denied) {
                 call.finding(&not_usable(failed));
             }
             comma_separated(&inventory)

@@ -12,7 +12,20 @@ pub(super) fn specs(facts: &Facts) -> Vec<Check> {
     /// A broken file affects all devices of a host.
     const MOST: usize = 3;
     let mut checks = Vec::new();
+    let is_reported = |verdict: &CdiVerdict| {
+        let diagnosis = facts.driver.diagnosis.as_ref();
+        diagnosis.is_some_and(|finding| verdict.kind == Some(finding.kind))
+    };
     for view in &facts.cdi {
+        // The driver's check has the same finding: one cause is one finding.
+        let count_of_them = view.verdicts.iter().filter(|verdict| is_reported(verdict));
+        if count_of_them.count() > 0 {
+            checks.push(Check::skipped(format!(
+                "{}: devices cannot be used, for the reason that the check of the driver's libraries reports",
+                view.engines
+            )));
+            continue;
+        }
         let problems = spec_problems(view, MOST);
         if problems.is_empty() {
             checks.push(usable_devices(view));

@@ -105,6 +105,14 @@ pub(super) fn libraries(facts: &Facts) -> Check {
         (None, _) if driver.on_disk.is_empty() => Check::skipped("no driver is installed"),
         (None, _) => Check::skipped(format!("{NO_MODULE}, so the required version is unknown")),
         (Some(_), Some(finding)) => Check::found(finding.clone()),
+        (Some(version), None) if !driver.other_driver.is_empty() => Check::of(
+            &catalog::MISMATCH,
+            format!(
+                "driver {version} is loaded, and these running containers have the files of another one: {}",
+                driver.other_driver.join(", ")
+            ),
+            "restart these containers",
+        ),
         (Some(version), None) => Check::ok(format!(
             "libnvidia-ml has the version of the kernel module, {version}"
         )),

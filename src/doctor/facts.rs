@@ -90,6 +90,8 @@ pub struct DriverFacts {
     pub on_disk: BTreeSet<String>,
     /// An error for each driver capability without its required library
     pub lacking: Vec<Finding>,
+    /// The running containers that have the files of another driver than the loaded one
+    pub other_driver: Vec<String>,
     /// A finding about missing optional libraries
     pub not_installed: Option<Finding>,
     /// A finding about driver libraries that are not in the catalog

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::failure;
+use base::report::{Finding, failure};
 use base::tree::Tree;
 use nvidia_host::cdi::compare::{self, Difference, HostView, NumberedNode, Parts, SpecNode};
 use nvidia_host::cdi::entry::RootfsEdits;
@@ -19,7 +19,7 @@ use nvidia_host::driver::compat;
 use nvidia_host::driver::ipc::Ipc;
 use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
-use nvidia_host::host::{Host, Roots};
+use nvidia_host::host::{DriverParts, Host, Roots};
 use nvidia_host::inventory::procfs;
 
 use super::{limits, read_state, run_stage, shared};
@@ -129,6 +129,12 @@ fn refuse_outdated(edits: &RootfsEdits, spec: &SpecView, config: &Config) -> Res
     let Some(difference) = compare::differences(&parts, &view).into_iter().next() else {
         return Ok(());
     };
+    if matches!(difference, Difference::Driver { .. })
+        && let Some(mismatch) = DriverParts::below(roots, config).mismatch(config, None)
+    {
+        let Finding { kind, what, fix } = mismatch;
+        return Err(failure(kind, what, fix));
+    }
     let fix = match difference {
         Difference::NotLoaded => "run \"modprobe nvidia\" on the host",
         Difference::Missing(_) => "run \"oci-nvidia-hook prepare\" as root on the host",

@@ -16,7 +16,8 @@ use crate::json_schema;
 use crate::support::{HOOK, Ran, assert_says, run, scratch, shell};
 
 tests! {
-    NEEDS => device_numbers_of_an_earlier_load, devices_that_are_gone, drivers_that_are_not_loaded, nodes_that_are_no_devices;
+    NEEDS => device_numbers_of_an_earlier_load, devices_that_are_gone, drivers_that_are_not_loaded,
+        an_update_before_the_reboot, nodes_that_are_no_devices;
 }
 
 /// A host with a spec, and an image.
@@ -259,7 +260,11 @@ fn drivers_that_are_not_loaded() {
     let stderr = scene.start(GPU_0).failed(1);
     assert_says(
         &stderr,
-        &["the CDI spec is for driver 535.183.01, but 550.54.14 is loaded (ONH-013)"],
+        &["the loaded kernel module has version 550.54.14, and the libraries below"],
+    );
+    assert_says(
+        &stderr,
+        &["have version 535.183.01 (ONH-013)\nhint: install the libraries of driver 550.54.14"],
     );
     assert_eq!(scene.check(GPU_0).0.as_deref(), Some("ONH-013"));
     scene.change("rm -r proc/driver/nvidia");
@@ -269,6 +274,49 @@ fn drivers_that_are_not_loaded() {
         &["the kernel module nvidia is not loaded (ONH-011)"],
     );
     assert!(stderr.contains("hint: run \"modprobe nvidia\""), "{stderr}");
+}
+
+/// The files of driver 550 are installed, and the module of driver 535 is loaded. The units run `cdi refresh`, which ends with success: it
+/// cannot repair this. A container with the spec of driver 535 must not end at a missing file.
+fn an_update_before_the_reboot() {
+    let scene = Scene::new(&["--gpus", "1"]);
+    scene.permits(GPU_0);
+    scene.change(
+        "for file in $(find usr/lib -name '*.so.535.183.01'); do mv $file ${file%535.183.01}550.54.14; done; \
+         for link in $(find usr/lib -type l); do to=$(readlink $link); \
+             case $to in *535.183.01) ln -sfn ${to%535.183.01}550.54.14 $link ;; esac; done; \
+         /sbin/ldconfig -r .",
+    );
+    let mismatch = "have version 550.54.14 (ONH-013)";
+    let refreshed = scene.cdi("refresh");
+    assert_eq!(refreshed.code, Some(0), "{refreshed:?}");
+    assert_eq!(refreshed.stderr.matches("ONH-013").count(), 1);
+    assert_says(&refreshed.stderr, &[mismatch]);
+    let stderr = scene.start(GPU_0).failed(1);
+    assert_says(&stderr, &[mismatch]);
+    assert_says(&stderr, &["hint: reboot the host"]);
+    let spec = scene.spec();
+    let of_devices = spec.devices.iter().map(|device| &device.container_edits);
+    for edits in of_devices.chain([&spec.container_edits]) {
+        assert!(edits.mounts.is_empty(), "{edits:?}");
+    }
+    let (number, why) = scene.check(GPU_0);
+    assert_eq!(number.as_deref(), Some("ONH-013"));
+    assert!(why.contains("have version 550.54.14"), "{why}");
+    let doctor = scene.doctor();
+    assert!(
+        !doctor.contains("ONH-"),
+        "the driver's section has the finding: {doctor}"
+    );
+    // The path unit must not see a change each time.
+    let written = || fs::metadata(scene.spec_file()).unwrap().modified().unwrap();
+    let before = written();
+    assert_eq!(scene.cdi("refresh").code, Some(0));
+    assert_eq!(written(), before);
+    // After the reboot
+    scene.change("sed -i 's/535.183.01/550.54.14/' proc/driver/nvidia/version; sed -i 's/^driver .*/driver 550.54.14/' usr/lib/*/nvml.conf");
+    scene.cdi("refresh").ok();
+    scene.permits(GPU_0);
 }
 
 /// A node of another type has the numbers of a GPU, but is not a GPU.

@@ -83,6 +83,7 @@ mod old_packages;
 mod own_nodes;
 mod packages;
 mod packaging;
+mod partial_driver;
 mod peers;
 mod pictures;
 mod pinned;
@@ -133,13 +134,13 @@ tests_of! {
     streams, daemon_set, mps, mps_pods, hostile::blocking, hostile::races, timeouts, cdi_units, doctor_container, own_nodes, podman_shapes,
 
     advisories, architecture, bad_input, budget, builds, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_outdated, cgroup, command_lines,
-    conformance, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin,
+    conformance, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::packages,
     doctor::user, driver_roots, edit_config, engine_texts, failure, fake_mps, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants,
     help,
     histories,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
-    limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, nvidia_names, obs, packages, packaging, peers, pictures, pinned,
+    limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, nvidia_names, obs, packages, packaging, partial_driver, peers, pictures, pinned,
     plan, podman, prepare, ps, readme, real_images, records, removed_stages, repository, restart, rpm, shapes,
     soak, start_order, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
 }

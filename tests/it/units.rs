@@ -173,6 +173,8 @@ struct Manager {
     /// An upgrade to the first release
     downgrade: String,
     remove: String,
+    /// Removes the settings that a removal keeps
+    purge: String,
 }
 
 fn debian_packages() {
@@ -194,6 +196,7 @@ fn debian_packages() {
         upgrade: dpkg("-i", &later),
         downgrade: dpkg("-i", &now),
         remove: dpkg(&format!("-r {NAMES}"), &[]),
+        purge: dpkg(&format!("-P {NAMES}"), &[]),
     };
     follow(&host, &manager);
 
@@ -348,6 +351,7 @@ fn rpm_packages() {
         upgrade: rpm("-U", &later),
         downgrade: rpm("-U --oldpackage", &now),
         remove: rpm(&format!("-e {NAMES}"), &[]),
+        purge: ":".to_owned(),
     };
     follow(&host, &plain);
 
@@ -387,6 +391,7 @@ fn rpm_packages() {
             rpm(&format!("-e --noscripts {NAMES}"), &[]),
             scripts(&["postun"], 0)
         ),
+        purge: ":".to_owned(),
     };
     follow(&host, &suse);
     assert_eq!(host.run("cat /tmp/said"), "", "the scripts print nothing");
@@ -431,6 +436,7 @@ fn follow(host: &Host, manager: &Manager) {
         upgrade,
         downgrade,
         remove,
+        purge,
     } = manager;
     // A host without a GPU
     host.run(install);
@@ -491,7 +497,41 @@ fn follow(host: &Host, manager: &Manager) {
     host.run(remove);
     host.are(REMOVED, "removed again");
     assert_eq!(host.left(), "");
+
+    for unit in UNITS.into_iter().chain(STARTED_BY_UNITS).chain([RECHECK]) {
+        host.run(install);
+        fails(host, unit);
+        host.run(remove);
+        let failed =
+            host.run("systemctl list-units --failed --all --plain --no-legend 'oci-nvidia*'");
+        assert_eq!(failed, "", "{unit} had failed");
+        assert_eq!(host.left(), "", "{unit} had failed");
+
+        host.run(install);
+        host.run(&format!("systemctl mask --now {unit}"));
+        host.run(remove);
+        host.run(purge);
+        let failed =
+            host.run("systemctl list-units --failed --all --plain --no-legend 'oci-nvidia*'");
+        assert_eq!(failed, "", "{unit} was masked");
+        assert_eq!(host.left(), "", "{unit} was masked");
+    }
 }
+
+/// Lets a unit fail. A unit for paths fails if its service starts too often.
+fn fails(host: &Host, unit: &str) {
+    if unit.ends_with(".path") {
+        return;
+    }
+    let dir = format!("/run/systemd/system/{unit}.d");
+    host.run(&format!(
+        "mkdir -p {dir}; printf '[Service]\\nExecStartPre=/bin/false\\nRestart=no\\n' >{dir}/fails.conf; systemctl daemon-reload; \
+         ! systemctl restart {unit} 2>/dev/null; systemctl is-failed {unit}; rm {dir}/fails.conf; systemctl daemon-reload"
+    ));
+}
+
+/// The unit that the unit of the CDI spec starts
+const RECHECK: &str = "oci-nvidia-hook-cdi-recheck.service";
 
 const SPEC_FILE: &str = "/run/cdi/nvidia.yaml";
 /// Prints whether users can read the spec.

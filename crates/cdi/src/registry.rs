@@ -49,7 +49,8 @@ pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
     files
 }
 
-/// Returns the sorted paths of the files in a spec directory, or none if it cannot be read.
+/// Returns the sorted paths of the files in a spec directory that engines read, or none if it cannot be read. Engines ignore all names
+/// that do not end in .json or .yaml, such as those of backups, locks and editors.
 #[must_use]
 pub fn paths(dir: &Path) -> Vec<PathBuf> {
     let mut paths = Vec::new();
@@ -58,7 +59,7 @@ pub fn paths(dir: &Path) -> Vec<PathBuf> {
     };
     for entry in entries.flatten() {
         let path = entry.path();
-        if !path.is_dir() {
+        if Format::from_path(&path).is_some() && !path.is_dir() {
             paths.push(path);
         }
     }
@@ -71,15 +72,11 @@ fn read_file(path: PathBuf, priority: usize) -> SpecFile {
         .metadata()
         .map(|metadata| metadata.permissions().mode())
         .unwrap_or_default();
-    let spec = match Format::from_path(&path) {
-        Some(_) => read_spec(&path),
-        None => Err("engines read only files that end in .json or .yaml".to_owned()),
-    };
     SpecFile {
-        path,
         priority,
         for_everybody: mode & 0o004 != 0,
-        spec,
+        spec: read_spec(&path),
+        path,
     }
 }
 
@@ -215,6 +212,26 @@ mod tests {
     #[test]
     fn other_files_and_subdirectories_are_not_read() {
         assert!(found(&[("run", "x.yml", "d"), ("run/sub", "x.json", "d")]).is_empty());
+    }
+
+    #[test]
+    fn names_that_engines_ignore_are_no_broken_specs() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [
+            ".k8s.gpu.nvidia.com.lock",
+            "nvidia.yaml.bak",
+            "nvidia.yaml.rpmnew",
+            "nvidia.yaml~",
+            ".nvidia.yaml.swp",
+            "nvidia.yml",
+            "README",
+        ] {
+            std::fs::write(dir.path().join(name), "not a spec").unwrap();
+        }
+        std::fs::write(dir.path().join("broken.yaml"), "not a spec").unwrap();
+        let files = read(&[dir.path().to_owned()]);
+        let names: Vec<_> = files.iter().map(|file| file.path.file_name()).collect();
+        assert_eq!(names, [Some("broken.yaml".as_ref())]);
     }
 
     #[test]

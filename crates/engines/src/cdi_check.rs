@@ -24,7 +24,7 @@ use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::wsl;
 use nvidia_host::feature::Feature;
-use nvidia_host::host::Roots;
+use nvidia_host::host::{DriverParts, Roots};
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
 use nvidia_host::request::{Node, nodes};
@@ -162,6 +162,7 @@ pub fn view(
         return HostView::default();
     };
     let mut view = HostView::examine(&parts, &roots, host);
+    view.mismatch = DriverParts::below(roots, config).mismatch(config, host);
     if let (None, Some(stamp)) = (&view.driver, stamp) {
         view.driver = Some(stamp.driver.clone());
     }
@@ -484,6 +485,12 @@ fn stale(
         ..Spec::default()
     };
     let sources = sources(&alone);
+    // Another spec would not help.
+    if let Some(Finding { kind, what, fix }) = &now.host.mismatch
+        && (verdict.ours || is_nvidia(&verdict.subject))
+    {
+        return Some(Stale::new(kind, what.clone(), fix.clone()));
+    }
     if let Some(difference) = difference(spec, device, now) {
         let hint = match &difference {
             Difference::NotLoaded => "run \"modprobe nvidia\"".to_owned(),

@@ -81,7 +81,7 @@ kinds! {
         fix "install the libraries in the version of the kernel module, or set `root` in config.toml to the directory that contains them" see "hosts.md";
     MISMATCH "ONH-013" Error "the kernel module and the libraries have different versions"
         why "the libraries work only with a kernel module of the same version"
-        fix "after a driver update, unload the old module and load the new one, or reboot; on a transactional system, the new driver is in the next snapshot" see "driver-update.md";
+        fix "if the libraries are newer, reboot, or unload the old module and load the new one. If the module is newer, install the libraries of its version; in a container of LXC, install them there" see "driver-update.md";
     DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
         why "the hook searches this directory for the driver"
         fix "correct `root` in the `[nvidia-container-cli]` table, or `dev-root` in the `[driver]` table of config.toml" see "hosts.md";
@@ -133,9 +133,9 @@ kinds! {
     DENIED "ONH-032" Error "config.toml does not allow containers to use the requested GPU or device"
         why "the container would start with fewer devices than it requested"
         fix "request one of the GPUs that the message lists, or change the `[devices]` table of config.toml" see "oci-nvidia-hook.toml(5)";
-    NOT_USABLE "ONH-033" Error "the requested GPU does not work"
+    NOT_USABLE "ONH-033" Error "the requested GPU does not work, or the device cgroup of the caller denies it"
         why "the container would start with fewer GPUs than it requested"
-        fix "see `nvidia-smi -q` and `journalctl -k` on the host; a GPU that fell off the bus needs a reset or a reboot" see "";
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host; a GPU that fell off the bus needs a reset or a reboot. In a job of Slurm or a container of LXC, request the GPU for it" see "";
     REQUIREMENT "ONH-034" Error "the image requires another driver or GPU"
         why "programs of the image would fail later with a less specific error"
         fix "update the driver, use an image for an earlier CUDA version, or set `NVIDIA_DISABLE_REQUIRE=true`; the message names the requirement and what the host has" see "";
@@ -298,7 +298,7 @@ kinds! {
         fix "run `ldconfig` on the host as root" see "hosts.md";
     OTHER_VERSION "ONH-203" Warning "a library of another driver version was found"
         why "the libraries work only with a kernel module of the same version"
-        fix "after a driver update, load the new module or reboot; otherwise remove the packages of the other version" see "driver-update.md";
+        fix "if the library is newer, load the new module or reboot after a driver update; otherwise remove the packages of the other version" see "driver-update.md";
     REQUIREMENT_WARNING "ONH-204" Warning "a requirement of the image is not met"
         why "programs in the container may fail; `require = \"warn\"` in config.toml allows it to start"
         fix "update the driver, or use an image for an earlier CUDA version" see "oci-nvidia-hook.toml(5)";

@@ -113,34 +113,20 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Shows that a process keeps the specs of a kind. The kernel removes a lock with its process
-/// (flock(2)), so that a process which was killed leaves none.
-#[derive(Debug)]
-struct Lock {
-    #[expect(dead_code, reason = "the lock lasts as long as the file is open")]
-    file: File,
-}
-
-impl Lock {
-    /// Locks the specs of a kind in this directory. Each process that keeps them has a shared lock,
-    /// and a process that removes them has the only one.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "users cannot write to this directory, and a link is not followed"
-    )]
-    fn take(dir: &Path, kind: Kind, operation: FlockOperation) -> io::Result<Self> {
-        // Engines read only files whose names end with .json or .yaml.
-        let path = dir.join(format!(".{}.lock", kind.vendor));
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-            .open(path)?;
-        flock(&file, operation)?;
-        Ok(Self { file })
-    }
+/// Locks a spec. Each process that keeps it current has a shared lock, and a process that removes it has the only one. The kernel removes
+/// a lock with its process (flock(2)), so that a process which was killed leaves none. The spec itself is locked, because each further file
+/// in its directory is one that engines and administrators ask about.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "users cannot write to this directory, and a link is not followed"
+)]
+fn lock(path: &Path, operation: FlockOperation) -> io::Result<File> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)?;
+    flock(&file, operation)?;
+    Ok(file)
 }
 
 /// Removes the specs that an earlier run left in [`DIR`], because nothing would keep them current. The specs of NVIDIA's plugin, which have
@@ -149,24 +135,20 @@ impl Lock {
 /// # Errors
 /// If it cannot be removed.
 pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
-    if !dir.is_dir() {
-        return Ok(false);
-    }
-    let Ok(_lock) = Lock::take(dir, kind, FlockOperation::NonBlockingLockExclusive) else {
-        return Ok(false);
-    };
     let mut found = false;
     for path in extra_devices::classes()
         .chain([CLASS])
         .map(|class| kind.file_in(dir, class))
     {
-        let is_ours = read_ours(&path).is_some();
-        if is_ours {
-            fs::remove_file(&path).with_context(|| {
-                format!("cannot remove the CDI spec {path:?}, which is not used")
-            })?;
+        if read_ours(&path).is_none() {
+            continue;
         }
-        found |= is_ours;
+        let Ok(_lock) = lock(&path, FlockOperation::NonBlockingLockExclusive) else {
+            continue;
+        };
+        fs::remove_file(&path)
+            .with_context(|| format!("cannot remove the CDI spec {path:?}, which is not used"))?;
+        found = true;
     }
     Ok(found)
 }
@@ -291,8 +273,6 @@ pub struct VendorSpecs {
     features: Features,
     /// The IMEX channels in the spec of their class
     imex_channels: Vec<u32>,
-    /// `None` before the directory exists
-    lock: Option<Lock>,
     /// Why the files are not as the node is
     error: Option<String>,
 }
@@ -305,6 +285,8 @@ struct SpecFile {
     names: Arc<BTreeSet<String>>,
     /// The version of the file that is known to have the devices
     seen: Option<FileId>,
+    /// The locked file: no other process removes it
+    kept: Option<File>,
 }
 
 impl SpecFile {
@@ -313,7 +295,13 @@ impl SpecFile {
             path,
             names: Arc::new(names),
             seen: None,
+            kept: None,
         }
+    }
+
+    /// Locks the file that has the path now. If a process removes it at this moment, the file is lost, and is written again.
+    fn keep(&mut self) {
+        self.kept = lock(&self.path, FlockOperation::LockShared).ok();
     }
 
     /// Reports whether another program has removed the file, or has replaced it with one without our devices. Several of our processes can
@@ -332,6 +320,7 @@ impl SpecFile {
         let is_lost = !self.names.is_subset(&names(&spec));
         if !is_lost {
             self.seen = seen;
+            self.keep();
         }
         is_lost
     }
@@ -362,7 +351,6 @@ impl VendorSpecs {
             written: None,
             features: Features::EMPTY,
             imex_channels: Vec::new(),
-            lock: None,
             error: None,
         }
     }
@@ -477,10 +465,15 @@ impl VendorSpecs {
     }
 
     fn update(&mut self) -> Result<()> {
-        if self.lock.is_none() {
-            fs::create_dir_all(&self.dir).ok();
-            self.lock = Lock::take(&self.dir, self.kind, FlockOperation::LockShared).ok();
+        let result = self.update_files();
+        self.gpus.keep();
+        for file in &mut self.extra {
+            file.keep();
         }
+        result
+    }
+
+    fn update_files(&mut self) -> Result<()> {
         let now = match &self.devices {
             Devices::Absent => None,
             Devices::Unanswered(_) => Stamp::of_host(&self.config, &self.settings),
@@ -680,16 +673,22 @@ mod tests {
     #[test]
     fn a_spec_that_a_process_keeps_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let take = |kind, operation| Lock::take(dir.path(), kind, operation);
-        let keeper = take(CLAIMS, FlockOperation::LockShared).unwrap();
-        let other = take(CLAIMS, FlockOperation::LockShared).unwrap();
-        let exclusive = FlockOperation::NonBlockingLockExclusive;
-        assert!(take(CLAIMS, exclusive).is_err());
-        assert!(take(DEVICE_PLUGIN, exclusive).is_ok(), "another kind");
+        let path = CLAIMS.spec_in(dir.path());
+        fs::write(&path, "{}").unwrap();
+        let new = || {
+            let mut file = SpecFile::new(path.clone(), BTreeSet::new());
+            file.keep();
+            file
+        };
+        let remove = || lock(&path, FlockOperation::NonBlockingLockExclusive);
+        let (keeper, other) = (new(), new());
+        assert!(remove().is_err());
         drop(keeper);
-        assert!(take(CLAIMS, exclusive).is_err());
+        assert!(remove().is_err());
         drop(other);
-        assert!(take(CLAIMS, exclusive).is_ok());
+        assert!(remove().is_ok());
+        let names = fs::read_dir(dir.path()).unwrap();
+        assert_eq!(names.count(), 1, "no file besides the spec");
     }
 
     #[test]

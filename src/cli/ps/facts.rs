@@ -9,9 +9,10 @@ use anyhow::Result;
 use base::report::one_line;
 use base::sys::proc_file;
 use nvidia_host::config::Config;
-use nvidia_host::host;
+use nvidia_host::host::{self, Roots};
 use nvidia_host::inventory::fingerprint::uptime;
 use nvidia_host::inventory::processes::GpuProcesses;
+use nvidia_host::inventory::procfs;
 use nvidia_host::mps::Daemon;
 use records::{Pod, Record, RecordedDevice};
 
@@ -34,6 +35,8 @@ pub(super) struct Facts {
     pub containers: BTreeMap<u32, String>,
     /// The MPS daemons of the host
     pub mps: Vec<Daemon>,
+    /// The version of the loaded kernel module
+    pub loaded: Option<String>,
 }
 
 /// A record, and whether its container runs.
@@ -83,8 +86,7 @@ pub(super) fn read(known: Vec<KnownContainer>, config: Option<&Config>) -> Facts
             names.insert(known.id, (name, known.bundle));
             continue;
         };
-        let is_running =
-            record.ended.is_empty() && (running.contains_key(&known.id) || is_alive(&record));
+        let is_running = runs(&record, &running);
         let place = (record.container.name.clone(), known.bundle);
         names.entry(known.id).or_insert(place);
         records.push(Recorded { record, is_running });
@@ -113,7 +115,28 @@ pub(super) fn read(known: Vec<KnownContainer>, config: Option<&Config>) -> Facts
         gpus,
         containers,
         mps: config.map(host::mps_daemons).unwrap_or_default(),
+        loaded: config.and_then(loaded_version),
     }
+}
+
+/// Returns the records, and whether their containers run.
+pub(super) fn recorded(known: Vec<KnownContainer>) -> Vec<Recorded> {
+    let running = first_processes(Path::new("/proc"), "").unwrap_or_default();
+    let mut records = Vec::new();
+    for record in known.into_iter().filter_map(|known| known.record) {
+        let is_running = runs(&record, &running);
+        records.push(Recorded { record, is_running });
+    }
+    records
+}
+
+fn runs(record: &Record, running: &BTreeMap<String, ProcessId>) -> bool {
+    record.ended.is_empty() && (running.contains_key(&record.container.id) || is_alive(record))
+}
+
+/// Returns the version of the loaded kernel module.
+fn loaded_version(config: &Config) -> Option<String> {
+    procfs::read_version(&Roots::open(config).ok()?.proc)
 }
 
 fn id_of(pid: i32) -> Option<String> {

@@ -7,10 +7,12 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
+use base::report::Finding;
+use findings::catalog;
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::inventory::processes::GpuProcesses;
 use nvidia_host::mps::Entry;
-use records::{Outcome, RecordedDevice, StoredFinding};
+use records::{Outcome, Record, RecordedDevice, StoredFinding};
 
 use super::super::time;
 use super::facts::{Facts, Other, Recorded};
@@ -112,7 +114,7 @@ pub(super) fn join(facts: &Facts) -> Table {
     let asked = facts.gpus.as_deref().ok();
     let mut rows = Vec::new();
     for recorded in &facts.records {
-        rows.push(from_record(recorded));
+        rows.push(from_record(recorded, facts.loaded.as_deref()));
     }
     for other in &facts.others {
         rows.push(from_other(other));
@@ -175,7 +177,7 @@ fn shared(facts: &Facts) -> Vec<SharedGpu> {
     shared
 }
 
-fn from_record(Recorded { record, is_running }: &Recorded) -> Row {
+fn from_record(Recorded { record, is_running }: &Recorded, loaded: Option<&str>) -> Row {
     let state = match record.outcome {
         Outcome::Failed => State::Failed,
         // The engine can have ended the hook and the container.
@@ -183,6 +185,12 @@ fn from_record(Recorded { record, is_running }: &Recorded) -> Row {
         _ if *is_running => State::Running,
         _ => State::Ended,
     };
+    let mut finding = record.most_severe().cloned();
+    if state == State::Running
+        && let Some(other) = other_driver(record, loaded)
+    {
+        finding = Some(StoredFinding::from(&other));
+    }
     Row {
         container: record.container.clone(),
         state,
@@ -190,8 +198,22 @@ fn from_record(Recorded { record, is_running }: &Recorded) -> Row {
         processes: None,
         started: time::parse(&record.started),
         ended: time::parse(&record.ended),
-        finding: record.most_severe().cloned(),
+        finding,
     }
+}
+
+/// Returns the finding about a running container that has the files of another driver than the loaded one: each call of CUDA fails there.
+pub(super) fn other_driver(record: &Record, loaded: Option<&str>) -> Option<Finding> {
+    let loaded = loaded?;
+    if record.driver.is_empty() || record.devices.is_empty() || record.driver == loaded {
+        return None;
+    }
+    let what = format!(
+        "the container has the files of driver {}, and {loaded} is loaded",
+        record.driver
+    );
+    let fix = "restart the container";
+    Some(Finding::new(&catalog::MISMATCH, what, fix))
 }
 
 fn from_other(
@@ -308,7 +330,7 @@ fn outside(gpus: &[GpuProcesses], facts: &Facts) -> usize {
 mod tests {
     use super::*;
     use nvidia_host::inventory::processes::GpuProcess;
-    use records::{Pod, Record};
+    use records::Pod;
     use std::collections::BTreeMap;
     use std::path::Path;
 
@@ -390,6 +412,7 @@ mod tests {
                 gpu(1, Ok(&[(10, 7), (12, 8), (13, 9)])),
             ]),
             mps: Vec::new(),
+            loaded: None,
             containers: BTreeMap::from(
                 [(10, "a"), (11, "a"), (12, "e"), (13, "f")].map(|(pid, id)| (pid, id.to_owned())),
             ),
@@ -409,6 +432,27 @@ mod tests {
     }
 
     #[test]
+    fn a_container_of_another_driver() {
+        let record = |driver: &str, devices| {
+            let mut record = recorded("a", Outcome::Given, true, devices).record;
+            driver.clone_into(&mut record.driver);
+            record
+        };
+        let id =
+            |record: &Record, loaded| other_driver(record, loaded).map(|finding| finding.kind.id());
+        let old = record("535.1", &[0]);
+        assert_eq!(id(&old, Some("550.2")), Some("ONH-013"));
+        for (record, loaded) in [
+            (&old, Some("535.1")),
+            (&old, None),
+            (&record("", &[0]), Some("550.2")),
+            (&record("535.1", &[]), Some("550.2")),
+        ] {
+            assert_eq!(id(record, loaded), None, "{record:?}");
+        }
+    }
+
+    #[test]
     fn a_gpu_that_nvml_cannot_ask() {
         let mut facts = Facts {
             records: vec![
@@ -418,6 +462,7 @@ mod tests {
             others: Vec::new(),
             gpus: Ok(vec![gpu(0, Ok(&[])), gpu(1, Err("lost"))]),
             mps: Vec::new(),
+            loaded: None,
             containers: BTreeMap::new(),
         };
         let table = join(&facts);

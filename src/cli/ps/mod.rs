@@ -21,6 +21,7 @@ use nvidia_host::inventory::select::{self, every_device};
 use nvidia_host::mps::Entry;
 use records::{RecordedDevice, StoredFinding};
 
+use self::facts::Recorded;
 use self::join::{Process, State, Table};
 use super::args::Ps;
 use super::containers::{self, RemovedRecords};
@@ -92,6 +93,22 @@ fn watch(options: &Ps, config: Option<&Config>, terminal: Terminal) -> Result<Ex
         }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Returns the names of the running containers that have the files of another driver than this one. Records that cannot be read name none.
+pub(super) fn with_other_driver(loaded: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for Recorded { record, is_running } in facts::recorded(containers::read().unwrap_or_default()) {
+        if is_running && join::other_driver(&record, Some(loaded)).is_some() {
+            let name = record.container.display_name();
+            names.push(if name.is_empty() {
+                record.container.short().to_owned()
+            } else {
+                name
+            });
+        }
+    }
+    names
 }
 
 /// Reads the table, and reports on stderr why processes are unknown.

@@ -8,6 +8,7 @@ mod fault_table;
 pub mod faults;
 mod host;
 pub mod kubelet_plugin;
+pub mod packages;
 pub mod user;
 
 use std::path::Path;
@@ -236,7 +237,8 @@ fn one_sentence_for_all_names_of_a_library() {
     );
     let root = dir.path();
     let fix = format!(
-        "chroot {root:?} zypper install nvidia-compute-G06 (driver 590 and newer: G07); if it is installed, ldconfig -r {root:?}"
+        "reboot the host if its driver was just updated; otherwise install libcuda.so of driver 535.183.01: \
+         chroot {root:?} zypper install nvidia-compute-G06 (driver 590 and newer: G07)"
     );
     assert_eq!(check.fix, fix);
 }

@@ -139,8 +139,7 @@ fn an_unused_cdi_spec_goes() {
         file.is_file()
     };
     // As the process of the unit for NRI does, which keeps the same spec
-    let lock = cdi.join(".k8s.device-plugin.nvidia.com.lock");
-    let other = std::fs::File::open(&lock).unwrap();
+    let other = std::fs::File::open(&file).unwrap();
     rustix::fs::flock(&other, rustix::fs::FlockOperation::LockShared).unwrap();
     assert!(
         restart("--device-list-strategy=envvar", ""),

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use base::paths::ContainerPath;
-use base::report::Kind;
+use base::report::{Finding, Kind};
 use base::tree::Tree;
 use cdi_spec::spec::{ContainerEdits, Spec};
 use findings::catalog;
@@ -178,6 +178,8 @@ pub struct HostView {
     pub missing: BTreeSet<PathBuf>,
     /// The UUIDs of all MIG devices, if NVML has listed them
     pub mig_devices: Option<BTreeSet<String>>,
+    /// That the loaded module and the libraries have different versions: no spec can be for both
+    pub mismatch: Option<Finding>,
 }
 
 impl HostView {

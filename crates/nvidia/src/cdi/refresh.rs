@@ -10,10 +10,12 @@ use cdi_spec::spec::Spec;
 use findings::catalog;
 
 use super::compare::{HostView, Parts, differences};
+use super::entry::RootfsEdits;
 use super::generate::sources;
 use super::of_host::{GPU_CLASS, SpecWriter};
 use super::stamp::{Stamp, Taken};
-use crate::host::{Driver, Roots, Source};
+use crate::driver::diagnosis;
+use crate::host::{Driver, DriverParts, Roots, Source};
 
 /// How often the spec is created again if the host changes in the meantime.
 const TRIES: u32 = 3;
@@ -48,6 +50,13 @@ impl SpecWriter<'_> {
     /// whether the file was out of date and has been updated.
     fn refresh_once(&mut self, path: &Path, taken: Option<Taken>) -> Result<bool> {
         let old = registry::read_spec(path).ok().map(OldSpec::from);
+        if let Some(taken) = &taken
+            && let Some(mismatch) = taken.parts.mismatch(self.config, None)
+        {
+            self.refuse(path, old, &taken.parts)?;
+            self.findings.push(mismatch);
+            return Ok(false);
+        }
         let spec = match taken {
             Some(taken) => match self.make_unless_current(old.as_ref(), taken)? {
                 Some(spec) => spec,
@@ -70,6 +79,24 @@ impl SpecWriter<'_> {
             std::fs::remove_file(path)?;
         }
         Ok(true)
+    }
+
+    /// Changes our spec between an update of the driver and the load of the new module: no spec can be right in this state. The files of the
+    /// old driver are gone, and a runtime that cannot mount one names a missing file. Without mounts, it reaches the hook entry, which
+    /// refuses the container and names the cause.
+    fn refuse(&self, path: &Path, old: Option<OldSpec>, parts: &DriverParts) -> Result<()> {
+        let version = diagnosis::version_of_libraries(&parts.search(self.config));
+        let (Some(old), Some(version)) = (old, version) else {
+            return Ok(());
+        };
+        if old.stamp.is_none() {
+            return Ok(());
+        }
+        let spec = refusing(old.spec.clone(), &version);
+        if spec == old.spec {
+            return Ok(());
+        }
+        super::write(path, &self.settings.format.print(&spec)?)
     }
 
     /// Creates the spec, or returns `None` if the old one has the stamp of the host.
@@ -131,6 +158,26 @@ impl OldSpec {
     }
 }
 
+/// Returns the spec without mounts, for a driver of this version, which is not loaded.
+fn refusing(mut spec: Spec, version: &str) -> Spec {
+    spec.container_edits.mounts.clear();
+    for device in &mut spec.devices {
+        device.container_edits.mounts.clear();
+    }
+    for hook in &mut spec.container_edits.hooks {
+        let Some(mut entry) = RootfsEdits::from_entry(&hook.args) else {
+            continue;
+        };
+        let stamp = entry.stamp.as_deref().and_then(Stamp::parse);
+        if let Some(mut stamp) = stamp {
+            version.clone_into(&mut stamp.driver);
+            entry.stamp = Some(stamp.to_text());
+            hook.args = entry.to_args().unwrap_or_default();
+        }
+    }
+    spec
+}
+
 fn stamp_of(taken: Option<&Taken>) -> Option<Stamp> {
     Some(taken?.stamp.clone())
 }
@@ -152,7 +199,6 @@ mod tests {
     use cdi_spec::file::Format;
     use cdi_spec::spec::{ContainerEdits, Device, Hook};
 
-    use super::super::entry::RootfsEdits;
     use super::super::generate::Naming;
     use super::super::of_host::Settings;
 

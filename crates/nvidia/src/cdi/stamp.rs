@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::driver::access::Permissions;
 use crate::driver::files::DriverFiles;
 use crate::driver::ipc;
-use crate::driver::locate::locate;
+use crate::driver::locate::locate_installed;
 use crate::driver::nodes::CAPS;
 use crate::driver::{DriverKind, wsl};
 use crate::host::{DriverParts, HostState, Roots, SpecFiles};
@@ -200,7 +200,7 @@ fn files(parts: &DriverParts, config: &Config, version: &str) -> (u64, Option<Sp
         linker_cache,
         ..
     } = parts;
-    let found = locate(
+    let found = locate_installed(
         &roots.search(linker_cache, version, config),
         config.supported_driver_capabilities,
         &config.driver_files,

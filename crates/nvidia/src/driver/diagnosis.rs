@@ -1,7 +1,5 @@
 //! Determines why there is no working driver. Different causes have the same symptoms, "library not found" or "driver not loaded".
 
-use std::path::Path;
-
 use base::report::failure;
 use base::tree::Tree;
 use findings::catalog;
@@ -9,6 +7,7 @@ use findings::catalog;
 use super::kind::DriverKind;
 use super::libraries::{Library, Search};
 use super::locate;
+use super::mismatch::{self, SystemKind};
 use super::pci::{self, PCI_DEVICES};
 use super::platform::Platform;
 
@@ -23,15 +22,14 @@ pub struct Installation {
     pub module: Option<String>,
     /// The version in the file name of libnvidia-ml
     pub libraries: Option<String>,
-    /// Whether updates go to a snapshot that becomes `/` at the next boot
-    pub transactional: bool,
+    /// The kind of the system
+    pub system: SystemKind,
 }
 
 /// Examines the host. `module` is the version of the loaded kernel module. `host` is the directory that is the host, if that is not `/`.
 #[must_use]
 pub fn inspect(search: &Search<'_>, module: Option<String>, host: Option<&Tree>) -> Installation {
     let root = search.root;
-    let updater = Path::new("/usr/sbin/transactional-update");
     Installation {
         platform: Platform::of_host(root, host),
         pci_gpus: match root.owner_on(host, PCI_DEVICES) {
@@ -40,7 +38,7 @@ pub fn inspect(search: &Search<'_>, module: Option<String>, host: Option<&Tree>)
         },
         module,
         libraries: version_of_libraries(search),
-        transactional: host.unwrap_or(root).locate(updater).is_ok(),
+        system: SystemKind::of(host.unwrap_or(root)),
     }
 }
 
@@ -61,7 +59,6 @@ fn version_of(library: Library) -> Option<String> {
 /// Returns the cause as an error, or `None` if the driver seems to be complete.
 #[must_use]
 pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
-    let reboot = "reboot the host: the new driver is in the next snapshot";
     match (&facts.module, &facts.libraries) {
         (Some(module), Some(libraries)) if module != libraries => Some(failure(
             &catalog::MISMATCH,
@@ -69,11 +66,7 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                 "the loaded kernel module has version {module}, and the libraries below {} have version {libraries}",
                 root.path()
             ),
-            if facts.transactional {
-                reboot
-            } else {
-                "reboot the host, or install libraries and a kernel module of the same version"
-            },
+            mismatch::of_all(facts.system, module, libraries),
         )),
         (Some(module), None) => Some(failure(
             &catalog::NO_LIBRARIES,
@@ -102,7 +95,9 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                 Some(count) => format!("there are {count} NVIDIA GPUs on the PCI bus, but "),
             };
             let hint = match libraries {
-                Some(_) if facts.transactional => reboot.to_owned(),
+                Some(_) if facts.system == SystemKind::Transactional => {
+                    "reboot the host: the new driver is in the next snapshot".to_owned()
+                }
                 Some(_) => "load it with \"modprobe nvidia\"; if that fails, \"journalctl -k\" shows the reason \
                             (Secure Boot rejects unsigned modules)"
                     .to_owned(),
@@ -132,7 +127,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        for (pci_gpus, module, libraries, transactional, says, fix) in [
+        for (pci_gpus, module, libraries, is_transactional, says, fix) in [
             (
                 Some(0),
                 "",
@@ -195,7 +190,7 @@ mod tests {
                 "550.2",
                 true,
                 "have version 550.2",
-                "next snapshot",
+                "transactional-update",
             ),
             (
                 Some(1),
@@ -211,7 +206,11 @@ mod tests {
                 pci_gpus,
                 module: some(module),
                 libraries: some(libraries),
-                transactional,
+                system: if is_transactional {
+                    SystemKind::Transactional
+                } else {
+                    SystemKind::Usual
+                },
             };
             let text = render(&diagnose(&facts, &root).unwrap());
             let (what, hint) = text.split_once("\nhint: ").unwrap();

@@ -121,10 +121,13 @@ pub(crate) const BINARIES: &[FileRow] = &[
     row("nvidia-xconfig", &[Display]),
 ];
 
+/// Microsoft's library for GPUs
+pub(crate) const DXCORE: &str = "libdxcore";
+
 /// The libraries of WSL 2 that other hosts do not have, in addition to [`LIBRARIES`].
 pub(crate) const WSL_LIBRARIES: &[FileRow] = &[
     // Every other library uses the GPUs through this one of Microsoft.
-    kind("libdxcore", LibraryKind::Required, &Capability::ALL),
+    kind(DXCORE, LibraryKind::Required, &Capability::ALL),
     // Microsoft's Direct3D, which Mesa's OpenGL uses, and NVIDIA's part of it.
     row("libd3d12", GL),
     row("libd3d12core", GL),

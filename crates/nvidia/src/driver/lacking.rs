@@ -3,7 +3,7 @@
 use base::report::{Finding, Kind};
 use findings::catalog;
 
-use super::file_table;
+use super::file_table::{self, FileRow};
 use super::kind::DriverKind;
 use super::ldcache::Arch;
 use super::libraries::{Library, Search};
@@ -54,6 +54,14 @@ fn libraries(kind: DriverKind, capability: Capability, present: &[Library]) -> V
         }
     }
     lacking
+}
+
+/// Returns the capability without its required library.
+pub(super) fn of_row(capability: Capability, row: &FileRow) -> Lacking {
+    Lacking {
+        capability,
+        libraries: vec![format!("{}.so", row.name)],
+    }
 }
 
 /// Returns the finding about libraries of these capabilities that are missing. `present` are the libraries that exist.

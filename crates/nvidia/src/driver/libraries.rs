@@ -1,6 +1,7 @@
 //! Finds the driver's shared libraries: in the host's linker cache, then in the directories of the libraries that were found, then in
 //! the usual directories of the distributions.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -17,6 +18,7 @@ use super::elf;
 use super::file_table::{FileRow, HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind};
 use super::kind::DriverKind;
 use super::ldcache::{self, Arch};
+use super::mismatch::{self, SystemKind};
 use super::packages;
 use super::sonames::Sonames;
 
@@ -46,6 +48,21 @@ pub struct PassedOver {
     pub path: PathBuf,
     /// Whether the file exists. It then has another version.
     pub exists: bool,
+}
+
+impl PassedOver {
+    /// Returns the version in the name of the file; empty without one.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        version_in(&self.path)
+    }
+}
+
+/// Returns the version in the name of a file, such as `libcuda.so.535.183.01`; empty without one.
+fn version_in(path: &Path) -> &str {
+    let name = path.file_name().and_then(OsStr::to_str);
+    let version = name.and_then(|name| name.split_once(".so."));
+    version.map_or("", |(_, version)| version)
 }
 
 /// A library that each driver has.
@@ -232,6 +249,7 @@ impl Search<'_> {
     #[must_use]
     pub fn findings(&self, passed: &[PassedOver]) -> Vec<Finding> {
         let (mut stale, mut other) = (Vec::new(), BTreeSet::new());
+        let mut newest = "";
         for PassedOver {
             soname,
             path,
@@ -241,6 +259,10 @@ impl Search<'_> {
         {
             if *exists {
                 other.insert(format!("{path:?}"));
+                let version = version_in(path);
+                if mismatch::compare(version, newest) == Ordering::Greater {
+                    newest = version;
+                }
             } else {
                 stale.push(format!("{soname:?} at {path:?}"));
             }
@@ -267,7 +289,12 @@ impl Search<'_> {
             findings.push(Finding::new(
                 &catalog::OTHER_VERSION,
                 what,
-                "reboot the host if the driver was just updated; otherwise remove the packages of the other version",
+                mismatch::of_some(
+                    SystemKind::of(self.root),
+                    self.version,
+                    newest,
+                    "remove the packages of the other version",
+                ),
             ));
         }
         findings

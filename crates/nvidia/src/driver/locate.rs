@@ -15,11 +15,22 @@ use super::files::{self, DriverFiles};
 use super::kind::DriverKind;
 use super::ldcache::Arch;
 use super::libraries::{Library, PassedOver, Search};
+use super::mismatch::{self, SystemKind};
 use super::sonames::Sonames;
 use super::{elf, lacking, packages, wsl};
 use crate::capability::{Capabilities, Capability};
 
-/// Finds the files for `capabilities`, and the files `more` that the administrator configured.
+/// What follows if the required library of a driver capability is not installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IfMissing {
+    /// An error, because the capability was requested
+    Refuse,
+    /// A note, because everything was requested that the driver has
+    LeaveOut,
+}
+
+/// Finds the files for `capabilities`, and the files `more` that the administrator configured. All capabilities are a request for what the
+/// driver has.
 ///
 /// # Errors
 /// If a required library of a capability is missing, or is not a whole library.
@@ -28,9 +39,35 @@ pub fn locate(
     capabilities: Capabilities,
     more: &[PathBuf],
 ) -> Result<(DriverFiles, Vec<Finding>)> {
+    let missing = if capabilities.are_everything() {
+        IfMissing::LeaveOut
+    } else {
+        IfMissing::Refuse
+    };
+    locate_with(search, capabilities, more, missing)
+}
+
+/// Finds the files that the driver has for `capabilities`, as [`locate`]. A driver can be installed for graphics only.
+///
+/// # Errors
+/// If a required library has another version than the driver, or is not a whole library.
+pub(crate) fn locate_installed(
+    search: &Search<'_>,
+    capabilities: Capabilities,
+    more: &[PathBuf],
+) -> Result<(DriverFiles, Vec<Finding>)> {
+    locate_with(search, capabilities, more, IfMissing::LeaveOut)
+}
+
+fn locate_with(
+    search: &Search<'_>,
+    capabilities: Capabilities,
+    more: &[PathBuf],
+    missing: IfMissing,
+) -> Result<(DriverFiles, Vec<Finding>)> {
     let (mut found, mut findings) = match search.kind {
-        DriverKind::Linux => find(search, capabilities)?,
-        DriverKind::Wsl => wsl::find(search, capabilities)?,
+        DriverKind::Linux => find(search, capabilities, missing)?,
+        DriverKind::Wsl => wsl::find(search, capabilities, missing)?,
     };
     for path in more {
         match search.at(Arch::native(), path) {
@@ -54,7 +91,11 @@ pub fn locate(
     Ok((found, findings))
 }
 
-fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles, Vec<Finding>)> {
+fn find(
+    search: &Search<'_>,
+    capabilities: Capabilities,
+    missing: IfMissing,
+) -> Result<(DriverFiles, Vec<Finding>)> {
     let Search {
         root,
         cache,
@@ -64,13 +105,18 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
     let mut rows: Vec<&'static FileRow> = LIBRARIES.iter().collect();
     rows.retain(|row| capabilities.any(row.capabilities));
     let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
+    let mut left_out = Vec::new();
     for row in &rows {
         if row.kind == LibraryKind::Required
             && let Some(capability) = row.capabilities.first()
             && capabilities.has(*capability)
         {
+            let is_known = passed.iter().any(|passed| passed.name == row.name);
             match libraries.iter().find(|library| library.name == row.name) {
                 Some(library) => require_whole(root, library, *capability)?,
+                None if missing == IfMissing::LeaveOut && !is_known => {
+                    left_out.push(lacking::of_row(*capability, row));
+                }
                 None => return Err(missing_library(search, row, *capability, &passed)),
             }
         }
@@ -84,6 +130,7 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
     }
     let mut findings = search.findings(&passed);
     findings.extend(cache.missing().cloned());
+    findings.extend(lacking::finding(&catalog::NOT_INSTALLED, search, &left_out));
     if capabilities.are_everything() {
         libraries.extend(search.unknown(&libraries));
     } else {
@@ -237,9 +284,19 @@ fn missing_library(
         what.push_str("; ");
         what.push_str(&finding.what);
     }
+    let command = packages::install(root, capability);
+    // ldconfig does not help if the library is there in another version.
+    if let Some(other) = passed.iter().find(|passed| passed.exists) {
+        let mut install = format!("install {}.so of driver {version}", row.name);
+        if let Some(command) = command {
+            install = format!("{install}: {command}");
+        }
+        let fix = mismatch::of_some(SystemKind::of(root), version, other.version(), &install);
+        return failure(&catalog::LIBRARY_MISSING, what, fix);
+    }
     // A library that was installed without ldconfig is missing in the linker cache only.
     let ldconfig = packages::ldconfig(root);
-    let fix = match packages::install(root, capability) {
+    let fix = match command {
         Some(command) => format!("{command}; if it is installed, {ldconfig}"),
         None => format!(
             "install the driver's libraries of the same version as its kernel module; then {ldconfig}"

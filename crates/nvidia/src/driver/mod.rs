@@ -14,6 +14,7 @@ pub mod ldcache;
 pub mod ldconf;
 pub mod libraries;
 pub mod locate;
+pub mod mismatch;
 pub mod node_name;
 pub mod nodes;
 pub mod packages;

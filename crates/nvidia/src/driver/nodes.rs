@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use nix::libc;
-use rustix::fs::FileType;
+use rustix::fs::{Access, FileType};
+use rustix::io::Errno;
 
 use base::paths::{ContainerPath, HostPath};
 use base::report::failure;
@@ -62,6 +63,14 @@ pub enum NodeState {
     NotADevice(HostPath),
     /// It cannot be examined, for this `errno`.
     Unreadable(i32),
+}
+
+/// Whether the device cgroup of this process denies a device node. The kernel reports that as EPERM, and insufficient permissions as EACCES
+/// (`devcgroup_inode_permission`). The device is not opened: a GPU that failed would not answer.
+#[must_use]
+pub fn is_denied_by_cgroup(path: &Path) -> bool {
+    let access = Access::READ_OK | Access::WRITE_OK;
+    rustix::fs::access(path, access) == Err(Errno::PERM)
 }
 
 impl DeviceNode {

@@ -18,12 +18,13 @@ use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
 
-use super::file_table::{FileRow, LIBRARIES, LibraryKind, WSL_LIBRARIES};
+use super::file_table::{DXCORE, FileRow, LIBRARIES, LibraryKind, WSL_LIBRARIES};
 use super::files::{self, DriverFiles, PlacedFile};
 use super::kind::DriverKind;
 use super::lacking;
 use super::ldcache::Arch;
 use super::libraries::{Library, Search, is_named};
+use super::locate::IfMissing;
 use super::packages::IN_WINDOWS;
 use crate::capability::{Capabilities, Capability};
 
@@ -107,18 +108,24 @@ fn rows() -> impl Iterator<Item = &'static FileRow> {
 pub(super) fn find(
     search: &Search<'_>,
     capabilities: Capabilities,
+    missing: IfMissing,
 ) -> Result<(DriverFiles, Vec<Finding>)> {
     let root = search.root;
     let names = root.names(Path::new(LIBRARY_DIR));
     let wanted: Vec<_> = rows()
         .filter(|row| capabilities.any(row.capabilities))
         .collect();
-    let mut libraries = Vec::new();
+    let (mut libraries, mut left_out) = (Vec::new(), Vec::new());
     for row in &wanted {
-        match of_row(search, row, &names) {
-            Some(library) => libraries.push(library),
-            None if is_required(row, capabilities) => return Err(missing_library(root, row)),
-            None => {}
+        if let Some(library) = of_row(search, row, &names) {
+            libraries.push(library);
+        } else if is_required(row, capabilities) {
+            match row.capabilities {
+                [first, ..] if missing == IfMissing::LeaveOut && row.name != DXCORE => {
+                    left_out.push(lacking::of_row(*first, row));
+                }
+                _ => return Err(missing_library(root, row)),
+            }
         }
     }
     let stores = stores(root);
@@ -130,6 +137,7 @@ pub(super) fn find(
         return Err(failure(&catalog::LIBRARY_MISSING, what, IN_WINDOWS));
     }
     let mut findings = Vec::new();
+    findings.extend(lacking::finding(&catalog::NOT_INSTALLED, search, &left_out));
     if capabilities.are_everything() {
         libraries.extend(unknown(search));
     } else {

@@ -72,7 +72,14 @@ impl Host {
             Some(located) if located.version == self.inventory.driver_version => {
                 Ok(self.facts_with(located.files, located.findings, wanted, devices))
             }
-            _ => self.facts(wanted, devices),
+            _ => {
+                let (files, findings) = locate::locate_installed(
+                    &self.search(),
+                    wanted.capabilities,
+                    &self.config.driver_files,
+                )?;
+                Ok(self.facts_with(files, findings, wanted, devices))
+            }
         }
     }
 

@@ -6,7 +6,10 @@ use std::time::Instant;
 use anyhow::{Error, Result};
 
 use base::paths::HostPath;
+use base::report::Finding;
 use base::tree::Tree;
+
+use findings::catalog;
 
 use super::Roots;
 use super::located::LocatedCache;
@@ -97,6 +100,13 @@ impl DriverParts {
         }
         let seen = diagnosis::inspect(&self.search(config), self.module.clone(), host);
         diagnosis::diagnose(&seen, &self.roots.driver)
+    }
+
+    /// Returns the finding if the libraries have another version than the loaded kernel module.
+    #[must_use]
+    pub fn mismatch(&self, config: &Config, host: Option<&Tree>) -> Option<Finding> {
+        let finding = Finding::error(&self.fault(config, host)?);
+        Some(finding).filter(|finding| *finding.kind == catalog::MISMATCH)
     }
 
     /// Returns the root directory for NVML, and the path of the library below it. `None` if the library is missing.

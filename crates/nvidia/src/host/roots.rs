@@ -12,7 +12,7 @@ use findings::catalog;
 
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
-use crate::driver::nodes::NodeState;
+use crate::driver::nodes::{NodeState, is_denied_by_cgroup};
 use crate::driver::pci::PCI_DEVICES;
 use crate::driver::platform::Platform;
 use crate::driver::{DriverKind, open_dev_root, open_root, wsl};
@@ -155,8 +155,9 @@ impl Roots {
         mig: MigNodes<'_>,
     ) {
         inventory.driver_kind = self.kind;
-        merge::complete(inventory, gpus, |minor| {
-            NodeState::inspect(&self.dev, &DriverKind::Linux.gpu_node(minor))
+        let node = |minor| NodeState::inspect(&self.dev, &DriverKind::Linux.gpu_node(minor));
+        merge::complete(inventory, gpus, node, |node| {
+            is_denied_by_cgroup(node.source.as_path())
         });
         if inventory.gpus.iter().any(|gpu| gpu.mig_enabled)
             && self.proc.locate(Path::new(MIG_MINORS)).is_ok()

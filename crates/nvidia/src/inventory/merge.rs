@@ -11,7 +11,13 @@ use crate::driver::nodes::{DeviceNode, NodeState};
 
 /// Adds what the kernel module knows to NVML's answer: GPUs that NVML does not list, the identity of those that did not
 /// answer, and those that the administrator excluded.
-pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node: impl Fn(u32) -> NodeState) {
+/// `is_denied` returns whether the device cgroup of this process denies a node.
+pub fn complete(
+    inventory: &mut Inventory,
+    kernel: &[KernelGpu],
+    node: impl Fn(u32) -> NodeState,
+    is_denied: impl Fn(&DeviceNode) -> bool,
+) {
     inventory.excluded.clear();
     let (mut closed, mut openable) = (Vec::new(), Vec::new());
     for gpu in kernel {
@@ -24,6 +30,9 @@ pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node: impl Fn(u
                 uuid: gpu.uuid.clone(),
             }),
             Some(minor) => match node(minor) {
+                NodeState::Device(node) if is_denied(&node) => {
+                    closed.push(denied(gpu, &node));
+                }
                 NodeState::Device(node) if node.is_shut() => {
                     closed.push(cannot_open(gpu, &node));
                 }
@@ -76,6 +85,17 @@ fn lacks_node(gpu: &KernelGpu, minor: u32) -> FailedGpu {
     );
     FailedGpu {
         node_missing: true,
+        ..failed(gpu, why)
+    }
+}
+
+fn denied(gpu: &KernelGpu, node: &DeviceNode) -> FailedGpu {
+    let why = format!(
+        "the device cgroup of this process denies {} (bus id {})",
+        node.source, gpu.bus_id
+    );
+    FailedGpu {
+        denied: true,
         ..failed(gpu, why)
     }
 }
@@ -246,7 +266,12 @@ mod tests {
     fn a_missing_node_moves_no_index() {
         let mut inventory = nvml_without(&[0]);
         assert_eq!(indices(&inventory), [(0, 1), (1, 2)], "NVML's own count");
-        complete(&mut inventory, &kernel(3), |minor| node(minor != 0));
+        complete(
+            &mut inventory,
+            &kernel(3),
+            |minor| node(minor != 0),
+            |_| false,
+        );
         assert_eq!(indices(&inventory), [(1, 1), (2, 2)]);
         assert_eq!(words(&inventory), [NO_NODE]);
         let gone = &inventory.failed[0];
@@ -262,7 +287,7 @@ mod tests {
         let mut inventory = sample();
         inventory.gpus.swap(0, 1);
         let before = inventory.clone();
-        complete(&mut inventory, &kernel(3), |_| node(true));
+        complete(&mut inventory, &kernel(3), |_| node(true), |_| false);
         assert_eq!(inventory, before);
     }
 
@@ -271,7 +296,7 @@ mod tests {
         let mut inventory = nvml_without(&[1]);
         inventory.gpus[1].index = 2;
         inventory.failed.push(lost(1));
-        complete(&mut inventory, &kernel(3), |_| node(true));
+        complete(&mut inventory, &kernel(3), |_| node(true), |_| false);
         assert_eq!(words(&inventory), ["GPU 1: it is lost"]);
         assert_eq!(inventory.failed[0].uuid.as_deref(), Some("GPU-00000001"));
         assert_eq!(indices(&inventory), [(0, 0), (2, 2)]);
@@ -282,7 +307,12 @@ mod tests {
         // NVML counts two: minor 1 is its 0, and minor 2, which is lost, its 1.
         let mut inventory = nvml_without(&[0, 2]);
         inventory.failed.push(lost(1));
-        complete(&mut inventory, &kernel(3), |minor| node(minor != 0));
+        complete(
+            &mut inventory,
+            &kernel(3),
+            |minor| node(minor != 0),
+            |_| false,
+        );
         assert_eq!(indices(&inventory), [(1, 1)]);
         assert_eq!(words(&inventory), [NO_NODE, "GPU 2: it is lost"]);
         assert_eq!(inventory.failed[1].bus_id, Some(bus_id(3)));
@@ -292,7 +322,7 @@ mod tests {
     fn which_one_is_lost_may_be_unknown() {
         let mut inventory = nvml_without(&[0, 1]);
         inventory.failed.push(lost(0));
-        complete(&mut inventory, &kernel(3), |_| node(true));
+        complete(&mut inventory, &kernel(3), |_| node(true), |_| false);
         let of = |index: u32| {
             format!(
                 "GPU {index}: NVML does not list the GPU at {}, or reports of it: it is lost",
@@ -308,7 +338,7 @@ mod tests {
     fn without_the_kernels_list_nothing_is_guessed() {
         let mut inventory = nvml_without(&[1]);
         inventory.failed.push(lost(2));
-        complete(&mut inventory, &[], |_| node(true));
+        complete(&mut inventory, &[], |_| node(true), |_| false);
         assert_eq!(
             (words(&inventory), indices(&inventory)),
             (vec!["GPU 2: it is lost".into()], vec![(0, 0), (1, 2)])
@@ -320,7 +350,7 @@ mod tests {
         let mut inventory = nvml_without(&[1]);
         let mut kernel = kernel(3);
         kernel[1].excluded = true;
-        complete(&mut inventory, &kernel, |minor| node(minor != 1));
+        complete(&mut inventory, &kernel, |minor| node(minor != 1), |_| false);
         assert_eq!(
             (words(&inventory), indices(&inventory)),
             (vec![], vec![(0, 0), (1, 2)])
@@ -344,7 +374,12 @@ mod tests {
     fn a_node_that_nvml_cannot_open() {
         for (mode, is_shut) in [(0, true), (0o600, true), (0o660, false), (0o606, false)] {
             let mut inventory = nvml_without(&[0]);
-            complete(&mut inventory, &kernel(3), |_| node_of_mode(mode));
+            complete(
+                &mut inventory,
+                &kernel(3),
+                |_| node_of_mode(mode),
+                |_| false,
+            );
             let failed = &inventory.failed[0];
             assert_eq!((failed.node_shut, failed.node_missing), (is_shut, false));
             let why = format!(
@@ -352,5 +387,27 @@ mod tests {
             );
             assert_eq!(failed.why == why, is_shut, "{}", failed.why);
         }
+    }
+
+    /// A job of Slurm has one of three GPUs. NVML lists only this one, and nothing is wrong with the others.
+    #[test]
+    fn gpus_that_the_device_cgroup_denies() {
+        let mut inventory = nvml_without(&[0, 2]);
+        let node = |minor| match node_of_mode(0o660) {
+            NodeState::Device(node) => NodeState::Device(DeviceNode { minor, ..node }),
+            other => other,
+        };
+        complete(&mut inventory, &kernel(3), node, |node| node.minor == 0);
+        let [first, last] = inventory.failed.as_slice() else {
+            panic!("{inventory:?}")
+        };
+        assert!(
+            first.denied && !first.node_shut && !last.denied,
+            "{inventory:?}"
+        );
+        assert_eq!(
+            first.why,
+            "the device cgroup of this process denies \"/dev/nvidia0\" (bus id 00000000:01:00.0)"
+        );
     }
 }

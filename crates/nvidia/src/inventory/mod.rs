@@ -135,6 +135,9 @@ pub struct FailedGpu {
     /// Whether neither the group of its `/dev/nvidiaN` nor other users may open it. A start of the hook repairs such a node.
     #[serde(default)]
     pub node_shut: bool,
+    /// Whether the device cgroup of the calling process denies the node, as in a job of Slurm or in a container of LXC. The GPU works.
+    #[serde(default)]
+    pub denied: bool,
 }
 
 /// A GPU that the module parameter `NVreg_ExcludedGpus` names. The kernel module lists it and refuses to open it; NVML

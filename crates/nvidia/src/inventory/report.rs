@@ -153,6 +153,7 @@ mod tests {
             why: "it is lost".into(),
             node_missing: true,
             node_shut: true,
+            denied: true,
         });
         inventory.excluded.push(ExcludedGpu {
             bus_id: BusId {

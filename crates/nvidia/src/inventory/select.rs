@@ -181,7 +181,8 @@ pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<D
     every_device(inventory).filter(is_for_all).collect()
 }
 
-/// Returns every GPU that containers may have and that does not work.
+/// Returns every GPU that containers may have and that does not work. `all` stands for the GPUs that this process may open, so nothing is
+/// wrong with one that its device cgroup denies.
 pub(crate) fn permitted_failed<'a>(
     inventory: &'a Inventory,
     limits: &Limits,
@@ -189,7 +190,7 @@ pub(crate) fn permitted_failed<'a>(
     inventory
         .failed
         .iter()
-        .filter(|gpu| permit_failed(limits, gpu))
+        .filter(|gpu| !gpu.denied && permit_failed(limits, gpu))
 }
 
 /// Whether containers may have this device.
@@ -215,6 +216,11 @@ fn select_all<'a>(
         return Err(match (failed.first(), inventory.excluded.first()) {
             (Some(failed), _) => not_usable("all", asked_by, failed),
             (None, Some(gpu)) if inventory.gpus.is_empty() => excluded("all", asked_by, gpu),
+            (None, None) if inventory.failed.iter().any(|gpu| gpu.denied) => failure(
+                &catalog::NO_DEVICE,
+                format!("{asked_by} requests all GPUs, and {NONE_PERMITTED}"),
+                DENIED,
+            ),
             (None, None) if inventory.gpus.is_empty() && inventory.failed.is_empty() => failure(
                 &catalog::NO_DEVICE,
                 format!("{asked_by} requests all GPUs, but the driver finds no GPU"),
@@ -409,9 +415,15 @@ fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
     )
 }
 
+/// The hint about a device cgroup, which the manager of jobs or containers sets.
+const DENIED: &str = "request the GPU from the job manager or the container manager (Slurm: --gres, LXC: lxc.cgroup2.devices.allow)";
+const NONE_PERMITTED: &str = "the device cgroup of this process denies each of them";
+
 const fn hint_for(failed: &FailedGpu) -> &'static str {
     if failed.node_missing || failed.node_shut {
         PREPARE
+    } else if failed.denied {
+        DENIED
     } else {
         "see \"nvidia-smi -q\" and \"journalctl -k\" on the host"
     }
@@ -713,6 +725,33 @@ pub(crate) mod tests {
                 .unwrap()
                 .1
                 .is_empty()
+        );
+    }
+
+    /// A job of Slurm has some of the GPUs, and is not warned about the others.
+    #[test]
+    fn a_gpu_that_the_device_cgroup_denies() {
+        let mut inventory = inventory();
+        let why = "the device cgroup of this process denies \"/dev/nvidia3\"".to_owned();
+        let denied = FailedGpu {
+            denied: true,
+            why,
+            ..failed(Some(3), false)
+        };
+        inventory.failed.push(denied);
+        let limits = Limits::default();
+        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &limits).unwrap();
+        assert_eq!((devices.len(), findings.len()), (5, 0));
+        let text = render(&chosen_within("3", &inventory, &limits).unwrap_err());
+        assert!(
+            text.contains("the device cgroup of this process denies") && text.contains("Slurm"),
+            "{text}"
+        );
+        inventory.gpus.clear();
+        let text = render(&chosen_within("all", &inventory, &limits).unwrap_err());
+        assert!(
+            text.contains("denies each of them") && text.contains("Slurm"),
+            "{text}"
         );
     }
 

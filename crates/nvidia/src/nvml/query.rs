@@ -373,7 +373,9 @@ pub fn explain_nvml(
         Code::LIB_RM_VERSION_MISMATCH => (
             &catalog::MISMATCH,
             "the driver's libraries do not have the version of the loaded kernel module".to_owned(),
-            "reboot the host to load the new kernel module".to_owned(),
+            "reboot the host if its driver was just updated; otherwise install the libraries in the version of the module, which \
+             \"cat /proc/driver/nvidia/version\" prints"
+                .to_owned(),
         ),
         _ => (&catalog::NVML, "NVML cannot start".to_owned(), "run \"nvidia-smi\" on the host".to_owned()),
     };

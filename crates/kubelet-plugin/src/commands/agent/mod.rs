@@ -22,7 +22,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use nvidia_host::config::Limits;
 
 use super::control::ControlCommand;
-use crate::cdi_specs::{Devices, VendorSpecs};
+use crate::cdi_specs::Devices;
 use crate::dir_events::DirEvents;
 use crate::log::Log;
 use crate::monitor::message::Snapshot;
