@@ -533,9 +533,10 @@ fn the_commands_of_guides() {
     let program = built::static_hook().parent().unwrap().display().to_string();
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
     let mut script = format!(
-        "cd '{dir}'; mount -t tmpfs tmpfs .; mkdir upper work home\n\
+        "cd '{dir}'; mount -t tmpfs tmpfs .; mkdir upper work home bin bin-work\n\
+         mount -t overlay -o lowerdir=/usr/bin,upperdir=bin,workdir=bin-work overlay /usr/bin; rm -f /usr/bin/crio\n\
          mount -t overlay -o lowerdir=/etc,upperdir=upper,workdir=work overlay /etc\n\
-         rm -rf /etc/docker /etc/containerd /etc/cdi /etc/nvidia-container-runtime\n\
+         rm -rf /etc/docker /etc/containerd /etc/crio /etc/containers/oci /etc/cdi /etc/nvidia-container-runtime\n\
          mkdir /etc/nvidia-container-runtime; cp '{config}' /etc/nvidia-container-runtime/config.toml\n\
          export HOME='{dir}/home' PATH='{bin}':/usr/sbin:/usr/bin:/sbin:/bin NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/ignored\n",
         dir = dir.path().display(),

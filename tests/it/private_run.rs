@@ -1,5 +1,5 @@
 //! A separate /run for each test, because the programs store data in fixed directories there: a test must neither find the data of
-//! this machine or of another test, nor leave data.
+//! this machine or of another test, nor leave data. The directories are empty that the programs read on a host in use.
 
 use std::fs::{DirEntry, File};
 use std::io;
@@ -10,7 +10,24 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
 /// The names in /run that each test starts without.
-const HIDDEN: [&str; 3] = ["cdi", "oci-nvidia-hook", "oci-nvidia-kubelet-plugin"];
+const HIDDEN: [&str; 5] = [
+    "cdi",
+    "oci-nvidia-hook",
+    "oci-nvidia-kubelet-plugin",
+    "oci-nvidia-kubelet-plugin-sockets",
+    "oci-nvidia-mps",
+];
+
+/// Directories of this machine that each test sees without their content: specs, hook files, the configuration of the hook and of the
+/// engines of Kubernetes.
+const EMPTY: [&str; 6] = [
+    "/etc/cdi",
+    "/etc/containers/oci/hooks.d",
+    "/usr/share/containers/oci/hooks.d",
+    "/etc/nvidia-container-runtime",
+    "/var/lib/rancher",
+    "/var/lib/k0s",
+];
 
 /// Runs a test in a thread with a separate mount namespace, which its processes inherit. A plain user cannot create a namespace, and
 /// cannot change /run.
@@ -50,6 +67,11 @@ fn replace_run() {
         }
     }
     rustix::mount::mount_move(dir.path(), "/run").unwrap();
+    for dir in EMPTY {
+        let flags = MountFlags::empty();
+        // Most machines lack most of them.
+        rustix::mount::mount("hidden", dir, "tmpfs", flags, c"mode=0755").ok();
+    }
     if !std::fs::symlink_metadata("/var/run").is_ok_and(|found| found.is_symlink()) {
         rustix::mount::mount_bind("/run", "/var/run").ok(); // a system can lack /var/run
     }

@@ -291,7 +291,7 @@ kinds! {
         fix "set the variable to the value that the message names, or remove it" see "usage.md";
 
     GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer"
-        why "containers that request `all` get the other GPUs; those that request this GPU do not start"
+        why "containers that request `all` get the other GPUs, if there are any; those that request this GPU do not start"
         fix "see `journalctl -k` and `nvidia-smi -q` on the host" see "";
     STALE_CACHE "ONH-202" Warning "the linker cache lists a library that does not exist"
         why "the library cannot be given to containers"

@@ -436,6 +436,13 @@ fn variables(fake: &Fake, kubelet: &Path) -> String {
     )
 }
 
+/// Hides the engines of this machine, their directories and the specs and hooks that they read. /usr and /etc are layers, /var is not.
+const NO_ENGINES: &str = "for dir in /usr/bin /usr/sbin /usr/local/bin /usr/local/sbin; do \
+     for name in containerd crio docker dockerd podman crun runc nvidia-ctk nvidia-container-runtime nvidia-container-runtime-hook; do \
+       rm -f $dir/$name; done; done; \
+     rm -rf /usr/share/containers/oci/hooks.d /etc/containers /etc/k0s; \
+     for dir in /var/lib/rancher /var/lib/k0s /var/snap; do [ ! -d $dir ] || mount -t tmpfs hidden $dir; done;";
+
 /// Starts the process that keeps the mount namespace, in which the files of the fake driver are those of `/`.
 fn start_host(state: &State, fake: &Fake, kubelet: &Path) -> Child {
     let hook = Path::new(PROGRAM).with_file_name("oci-nvidia-hook");
@@ -456,7 +463,7 @@ fn start_host(state: &State, fake: &Fake, kubelet: &Path) -> Child {
         Pod::WithSpecDir | Pod::WithoutSpecDir => String::new(),
     };
     let script = format!(
-        "{variables} mount -t tmpfs -o mode=755 run /run; mkdir -p /run/cdi /etc/nvidia-container-runtime \
+        "{variables} {NO_ENGINES} mount -t tmpfs -o mode=755 run /run; mkdir -p /run/cdi /etc/nvidia-container-runtime \
          /usr/share/containers/oci/hooks.d; rm -rf /etc/crio /etc/containerd /etc/cdi /etc/nvidia-container-runtime/*; \
          ln -s '{hook}' /usr/bin/oci-nvidia-hook; {specs} {engine} {before}
          echo ready; exec sleep 1000",
