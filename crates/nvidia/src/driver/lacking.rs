@@ -10,6 +10,15 @@ use super::libraries::{Library, Search};
 use super::packages::{self, Lacking};
 use crate::capability::{Capabilities, Capability};
 
+/// What follows if the required library of a driver capability is not installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IfMissing {
+    /// An error, because the capability was requested
+    Refuse,
+    /// A note, because everything was requested that the driver has
+    LeaveOut,
+}
+
 /// Returns each of these capabilities that lacks libraries. `present` are the libraries that exist.
 #[must_use]
 pub fn of(kind: DriverKind, capabilities: Capabilities, present: &[Library]) -> Vec<Lacking> {

@@ -13,21 +13,13 @@ use findings::catalog;
 use super::file_table::{FileRow, LIBRARIES, LibraryKind, WINE_DIR, WINE_FILES};
 use super::files::{self, DriverFiles};
 use super::kind::DriverKind;
+use super::lacking::{self, IfMissing};
 use super::ldcache::Arch;
 use super::libraries::{Library, PassedOver, Search};
 use super::mismatch::{self, SystemKind};
 use super::sonames::Sonames;
-use super::{elf, lacking, packages, wsl};
+use super::{elf, packages, wsl};
 use crate::capability::{Capabilities, Capability};
-
-/// What follows if the required library of a driver capability is not installed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum IfMissing {
-    /// An error, because the capability was requested
-    Refuse,
-    /// A note, because everything was requested that the driver has
-    LeaveOut,
-}
 
 /// Finds the files for `capabilities`, and the files `more` that the administrator configured. All capabilities are a request for what the
 /// driver has.

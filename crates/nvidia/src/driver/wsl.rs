@@ -21,10 +21,9 @@ use findings::catalog;
 use super::file_table::{DXCORE, FileRow, LIBRARIES, LibraryKind, WSL_LIBRARIES};
 use super::files::{self, DriverFiles, PlacedFile};
 use super::kind::DriverKind;
-use super::lacking;
+use super::lacking::{self, IfMissing};
 use super::ldcache::Arch;
 use super::libraries::{Library, Search, is_named};
-use super::locate::IfMissing;
 use super::packages::IN_WINDOWS;
 use crate::capability::{Capabilities, Capability};
 
