@@ -524,9 +524,17 @@ fn fails(host: &Host, unit: &str) {
         return;
     }
     let dir = format!("/run/systemd/system/{unit}.d");
+    let start = if STARTED_BY_UNITS.contains(&unit) {
+        let starts = UNITS[2];
+        format!(
+            "systemctl stop {starts}; while systemctl is-active -q {unit}; do sleep 0.1; done; systemctl start {starts}"
+        )
+    } else {
+        format!("! systemctl restart {unit} 2>/dev/null")
+    };
     host.run(&format!(
         "mkdir -p {dir}; printf '[Service]\\nExecStartPre=/bin/false\\nRestart=no\\n' >{dir}/fails.conf; systemctl daemon-reload; \
-         ! systemctl restart {unit} 2>/dev/null; systemctl is-failed {unit}; rm {dir}/fails.conf; systemctl daemon-reload"
+         {start}; systemctl is-failed {unit}; rm {dir}/fails.conf; systemctl daemon-reload"
     ));
 }
 
