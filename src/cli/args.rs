@@ -93,7 +93,7 @@ pub enum Command {
     /// Show what the hook did for a container, and why
     ///
     /// Without CONTAINER, the command lists the containers that did not get what they requested in the last hour: failed, unfinished
-    /// (the hook did not end) or incomplete. Only root can read the records of root's containers.
+    /// (the hook did not end), incomplete, or started without GPUs. Only root can read the records of root's containers.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook why\n  \
                             oci-nvidia-hook why NAME\n  \

@@ -16,7 +16,7 @@ pub(super) fn is_recent_failure(record: &Record, now: SystemTime) -> bool {
     let is_failure = matches!(
         record.outcome,
         Outcome::Failed | Outcome::Unfinished | Outcome::Incomplete
-    );
+    ) || record.is_without_gpus();
     is_failure && time::parse(&record.started).is_none_or(|started| started + RECENT >= now)
 }
 
@@ -54,7 +54,7 @@ fn row(record: &Record, now: SystemTime) -> [Cell; 5] {
     let outcome = short_outcome(record.outcome).to_owned();
     [
         cell(since),
-        (tone(record.outcome), outcome),
+        (tone_of_row(record), outcome),
         cell(number),
         cell(id),
         cell(name),
@@ -93,6 +93,14 @@ pub(super) const fn short_outcome(outcome: Outcome) -> &'static str {
     }
 }
 
+fn tone_of_row(record: &Record) -> Tone {
+    if record.is_without_gpus() {
+        Tone::Warning
+    } else {
+        tone(record.outcome)
+    }
+}
+
 /// Returns how an outcome is highlighted.
 pub(super) const fn tone(outcome: Outcome) -> Tone {
     match outcome {
@@ -107,6 +115,8 @@ pub(super) const fn tone(outcome: Outcome) -> Tone {
 mod tests {
     use super::*;
     use crate::cli::terminal::Terminal;
+    use base::report::Finding;
+    use findings::catalog;
     use records::Pod;
     use std::path::Path;
 
@@ -165,6 +175,16 @@ mod tests {
                 "{outcome:?}"
             );
             assert!(!is_recent_failure(&record, after(3601)), "{outcome:?}");
+        }
+        for (kind, expected) in [
+            (&catalog::REFUSED, true),
+            (&catalog::MISSPELLED_VARIABLE, true),
+            (&catalog::OTHER_FILES, false),
+        ] {
+            let mut record = record([""; 3], "", Outcome::Unchanged);
+            record.add_finding(&Finding::new(kind, "what", "fix"));
+            let is_listed = is_recent_failure(&record, SystemTime::UNIX_EPOCH);
+            assert_eq!(is_listed, expected, "{}", kind.id());
         }
     }
 }

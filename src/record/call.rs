@@ -160,10 +160,21 @@ impl Call {
         }
     }
 
+    /// Logs that the container got its GPUs, and writes the record.
+    pub(crate) fn given(&mut self, what: &str) {
+        let what = one_line(what);
+        self.write("note", &what);
+        self.send_given(&what);
+        self.end(Outcome::Given, &what);
+    }
+
     /// Writes the record of a `rootfs` call. What the edit of config.json gave to the container is more important than this
     /// reason.
     pub(crate) fn end_of_rootfs(&mut self, reason: &str) {
         let earlier = std::mem::take(&mut self.record.reason);
+        if earlier.is_empty() {
+            self.send_given(reason);
+        }
         self.end(
             Outcome::Given,
             if earlier.is_empty() { reason } else { &earlier },
@@ -278,6 +289,29 @@ impl Call {
     }
 
     fn send(&self, severity: Severity, what: &str, id: &str, hint: &str) {
+        self.send_about(&[], severity, what, id, hint);
+    }
+
+    /// Sends the entry of a container that got its GPUs, with a field for each of them, as an answer to who had a GPU: records end with
+    /// the next boot.
+    fn send_given(&self, what: &str) {
+        let (mut names, mut gpus) = (Vec::new(), Vec::new());
+        for device in &self.record.devices {
+            names.push(device.to_string());
+            gpus.push(("ONH_GPU", device.id()));
+        }
+        let what = format!("{what}: {}", names.join(", "));
+        self.send_about(&gpus, Severity::Note, &what, "", "");
+    }
+
+    fn send_about(
+        &self,
+        gpus: &[(&str, &str)],
+        severity: Severity,
+        what: &str,
+        id: &str,
+        hint: &str,
+    ) {
         let Some(journal) = &self.journal else { return };
         let container = &self.record.container;
         let number = if id.is_empty() {
@@ -285,8 +319,11 @@ impl Call {
         } else {
             format!(" ({id})")
         };
-        journal.send(&[
-            ("MESSAGE", &format!("{}: {what}{number}", container.short())),
+        let fields = [
+            (
+                "MESSAGE",
+                &*format!("{}: {what}{number}", container.short()),
+            ),
             ("PRIORITY", priority(severity)),
             ("SYSLOG_IDENTIFIER", NAME),
             // The field names of Podman's and Docker's journald drivers.
@@ -298,7 +335,8 @@ impl Call {
             ("ONH_STAGE", &self.record.stage),
             ("ONH_FINDING", id),
             ("ONH_HINT", hint),
-        ]);
+        ];
+        journal.send(&[&fields, gpus].concat());
     }
 }
 

@@ -21,7 +21,6 @@ use crate::plan::additions::{Additions, OciFacts};
 use crate::plan::request;
 use crate::plan::{Gpus, hook_program};
 use crate::record::call::Call;
-use records::Outcome;
 
 use crate::record::storage;
 
@@ -34,8 +33,7 @@ pub(crate) fn run(config: Option<&Path>) -> ExitCode {
         // A config.json that is cut off is an error, and not the container that the engine asked for.
         stdio::write_stdout(&config_json).context("cannot write the container's spec to stdout")?;
         if let Some(given) = given {
-            call.note(&given);
-            call.end(Outcome::Given, &given);
+            call.given(&given);
         }
         Ok(())
     })

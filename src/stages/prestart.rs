@@ -22,7 +22,6 @@ use crate::oci::device_rules::DeviceRule;
 use crate::plan::request;
 use crate::plan::{self, Container, Gpus};
 use crate::record::call::Call;
-use records::Outcome;
 
 /// The namespaces in which the hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,8 +115,7 @@ pub(super) fn set_up_container(
     call.findings(&findings);
     call.step_done("mounts");
     let given = format!("injected {gpus}");
-    call.note(&given);
-    call.end(Outcome::Given, &given);
+    call.given(&given);
     Ok(())
 }
 

@@ -327,6 +327,17 @@ fn the_journal_has_it() {
             && done[0].1.starts_with("waiting: injected "),
         "{done:?}"
     );
+    // journalctl finds the entry with the UUID of each GPU.
+    let gpus = done.iter().filter(|(name, _)| name == "ONH_GPU");
+    let uuids: Vec<_> = gpus.map(|(_, uuid)| uuid.as_str()).collect();
+    assert!(
+        uuids.len() == 2 && uuids.iter().all(|uuid| done[0].1.contains(uuid)),
+        "{done:?}"
+    );
+    assert!(
+        uuids.iter().all(|uuid| uuid.starts_with("GPU-")),
+        "{uuids:?}"
+    );
 
     // The socket is not read, and its queue is full: the container does not wait for it.
     while journal_is_free(&short.path().join("j/socket")) {}

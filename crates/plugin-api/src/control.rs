@@ -155,7 +155,7 @@ pub enum Unanswered {
 impl fmt::Display for Unanswered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotRunning => f.write_str("no device plugin runs on this host"),
+            Self::NotRunning => f.write_str("the kubelet plugin does not run on this host"),
             Self::Denied => f.write_str("only root can ask the running device plugin"),
             Self::Failed(why) => write!(
                 f,

@@ -44,6 +44,16 @@ impl RecordedDevice {
         }
     }
 
+    /// Returns the UUID; without one, the path of the node or the name of a CDI device.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        if self.node.is_empty() {
+            self.uuid_or_name()
+        } else {
+            &self.node
+        }
+    }
+
     /// Returns the index as in a request, `0` or `0:1`; without one, the name of the node, the UUID, or the name of a CDI device.
     #[must_use]
     pub fn short(&self) -> String {

@@ -277,6 +277,12 @@ impl Record {
         shortfall::of(&self.findings).map(|(_, words)| words)
     }
 
+    /// Reports whether the container started without the GPUs that it requested, or that it has device nodes of.
+    #[must_use]
+    pub fn is_without_gpus(&self) -> bool {
+        self.outcome == Outcome::Unchanged && shortfall::is_without_gpus(&self.findings)
+    }
+
     /// Returns the most severe finding, except for notes.
     pub fn most_severe(&self) -> Option<&StoredFinding> {
         let of = |severity: &str| {

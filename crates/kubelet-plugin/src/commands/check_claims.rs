@@ -158,6 +158,8 @@ fn refusals(api: &Probe) -> Vec<Finding> {
                 "use the device plugin on this cluster, or update the cluster and enable resource.k8s.io/v1"
             } else if error.contains("denied") || error.contains("forbidden") {
                 "give these credentials the right, or name other ones with `--kubeconfig`: see claims.md"
+            } else if rustix::process::geteuid().is_root() {
+                "name the kubelet's kubeconfig file with `--kubeconfig`; `systemctl cat kubelet` shows it"
             } else {
                 "run this command as root; on a node whose kubelet has other credentials, name a file with `--kubeconfig`"
             };

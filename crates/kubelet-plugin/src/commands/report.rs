@@ -164,7 +164,7 @@ impl<D: JsonReport> CheckReport<D> {
         terminal.render(&lines)
     }
 
-    /// Returns the exit status: 0 if everything can be allocated, 1 if something is degraded, 3 if
+    /// Returns the exit status: 0 if everything can be allocated, 1 if something is degraded or a pod would not start, 3 if
     /// there are GPUs and none can be allocated.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
@@ -175,7 +175,8 @@ impl<D: JsonReport> CheckReport<D> {
             return ExitCode::from(NOTHING);
         }
         let has_problems = findings.iter().any(|finding| finding.severity != "note");
-        if health.contains(&false) || has_problems {
+        let fails = self.document.verdict().starts == Some(false);
+        if health.contains(&false) || has_problems || fails {
             return ExitCode::from(DEGRADED);
         }
         ExitCode::SUCCESS

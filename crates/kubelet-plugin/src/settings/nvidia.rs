@@ -60,7 +60,7 @@ impl Inputs {
                 Failure::new(
                     &catalog::PLUGIN_CONFIG,
                     format!("cannot read the configuration {path:?}"),
-                    "",
+                    "name the file of NVIDIA's device plugin with --config-file or CONFIG_FILE, or omit both",
                 )
             })?;
             inputs.file = Some((path, text));

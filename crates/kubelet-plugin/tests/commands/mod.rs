@@ -14,7 +14,7 @@ tests! {
 fn check_prints_what_run_offers() {
     let fake = Fake::new(&["--gpus", "2", "--mig"]);
     let (code, text, errors) = check(&fake, &[]);
-    assert_eq!((code, errors.as_str()), (Some(0), ""), "{text}");
+    assert_eq!((code, errors.as_str()), (Some(1), ""), "{text}");
     assert!(
         text.contains(&format!(
             "nvidia.com/gpu: 1 of 1 devices can be allocated\n  {} healthy",
@@ -36,7 +36,7 @@ fn check_prints_what_run_offers() {
     command
         .args(["check", "--config", "config.toml"])
         .current_dir(fake.dir.path());
-    assert_eq!(command.output().unwrap().status.code(), Some(0));
+    assert_eq!(command.output().unwrap().status.code(), Some(1));
     fake.add(1, "fail=15");
     let (code, text, _) = check(&fake, &[]);
     assert_eq!(code, Some(1), "{text}");
@@ -51,12 +51,12 @@ fn check_prints_what_run_offers() {
         text.contains("ONH-074 error: ") && text.contains("  hint: "),
         "{text}"
     );
-    // A host without GPUs is in order.
+    // No pod would start, as the last line states.
     let (code, text, _) = check(&Fake::new(&["--gpus", "0"]), &[]);
     assert_eq!(
         (code, text.as_str()),
         (
-            Some(0),
+            Some(1),
             "this node has no GPU to offer\na pod that requests a GPU would not start: the node has no GPU\n"
         )
     );
@@ -86,7 +86,7 @@ fn command_lines() {
         &["check", "--config-file", &document], 1, "(ONH-075)", "";
         &["check", "--config-file", &missing], 1, "no such file or directory (ENOENT) (ONH-0", "";
         &["clear", "GPU-0", "--run-dir", &dir], 1,
-            "cannot clear \"GPU-0\" in the running plugin: no device plugin runs on this host (ONH-001)", "start the plugin with";
+            "cannot clear \"GPU-0\" in the running plugin: the kubelet plugin does not run on this host (ONH-001)", "start the plugin with";
     } {
         let (found, stdout, stderr) = run(arguments);
         let is_code = (found, stdout.as_str()) == (Some(code), "");
@@ -113,7 +113,7 @@ fn command_lines() {
     ] {
         let (code, stdout, log) = run(arguments);
         assert!(
-            code == Some(0) && stdout.contains(" \u{1b}[32mhealthy\u{1b}[0m"),
+            code == Some(1) && stdout.contains(" \u{1b}[32mhealthy\u{1b}[0m"),
             "{stdout}"
         );
         for text in [
@@ -211,9 +211,11 @@ fn check_shows_the_health_that_the_kubelet_has() {
     node.plugin.kill().unwrap();
     node.plugin.wait().unwrap();
     let (code, text) = checked(&node, &[]);
-    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(code, Some(1), "{text}");
     assert!(
-        text.contains("\nno device plugin runs on this host: this is what it would offer\n"),
+        text.contains(
+            "\nthe kubelet plugin does not run on this host: this is what it would offer\n"
+        ),
         "{text}"
     );
 }

@@ -41,7 +41,11 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
         Failure::new(
             &catalog::SPEC_FILE,
             format!("cannot write {path:?}"),
-            "run the command as root, or select a file with --output",
+            if rustix::process::geteuid().is_root() {
+                "select a file in a directory that is writable with --output"
+            } else {
+                "run the command as root, or select a file with --output"
+            },
         )
     })
 }

@@ -134,10 +134,17 @@ fn unreadable(path: &Path, error: anyhow::Error) -> anyhow::Error {
     if kind_of(&error).is_some() {
         return error.context(what);
     }
-    let hint = format!(
-        "\"ls -ld {}\" shows what it is; --config selects another file",
-        path.display()
-    );
+    let is_missing = error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    let hint = if is_missing {
+        "--config selects another file; without the option, the default is used".to_owned()
+    } else {
+        format!(
+            "\"ls -ld {}\" shows what it is; --config selects another file",
+            path.display()
+        )
+    };
     error.context(Failure::new(&catalog::CONFIG_FILE, what, hint))
 }
 

@@ -301,7 +301,7 @@ fn denied(name: &str, asked_by: &str, inventory: &Inventory, limits: &Limits) ->
     failure(
         &catalog::DENIED,
         format!("{asked_by} requests {name:?}, which containers may not have"),
-        match known(inventory, limits) {
+        match known(asked_by, inventory, limits) {
             Some(known) => format!("{known}, or change [devices] in config.toml"),
             None => "change [devices] in config.toml, which allows no GPU of this host".to_owned(),
         },
@@ -354,7 +354,7 @@ fn unknown(
     let fix = match quotes::fix(name) {
         Some(fix) => fix.to_owned(),
         None => whole_uuid(id, inventory, limits)
-            .or_else(|| known(inventory, limits))
+            .or_else(|| known(asked_by, inventory, limits))
             .unwrap_or_else(|| "see the GPUs of the host with \"oci-nvidia-hook info\"".to_owned()),
     };
     failure(&catalog::UNKNOWN_DEVICE, what, fix)
@@ -449,7 +449,7 @@ fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
 
 /// Returns the hint that names the devices that can be requested, if there are any. The events of a pod show it, so it contains no UUIDs
 /// or bus ids of GPUs that belong to other containers.
-fn known(inventory: &Inventory, limits: &Limits) -> Option<String> {
+fn known(asked_by: &str, inventory: &Inventory, limits: &Limits) -> Option<String> {
     const MOST: usize = 16;
     let devices = every_device(inventory)
         .filter(|device| permitted(*device, limits))
@@ -460,8 +460,17 @@ fn known(inventory: &Inventory, limits: &Limits) -> Option<String> {
         known.push("…".to_owned());
     }
     let known = known.join(", ");
-    (!known.is_empty())
-        .then(|| format!("request one of {known}, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"))
+    // Only variables have "none".
+    let words = if asked_by == "--device" {
+        "all"
+    } else {
+        "all, none"
+    };
+    (!known.is_empty()).then(|| {
+        format!(
+            "request one of {known}, {words}; \"oci-nvidia-hook info\" on the host prints the GPUs"
+        )
+    })
 }
 
 #[cfg(test)]

@@ -359,7 +359,7 @@ pub fn explain_nvml(
         Code::DRIVER_NOT_LOADED => (
             &catalog::NOT_LOADED,
             "the NVIDIA kernel driver is not loaded".to_owned(),
-            "load it with \"modprobe nvidia\", then run \"nvidia-smi\" once as root to create the device nodes"
+            "load it with \"modprobe nvidia\", then create the device nodes with \"oci-nvidia-hook prepare\", as root"
                 .to_owned(),
         ),
         Code::NO_PERMISSION => (
