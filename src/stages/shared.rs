@@ -30,13 +30,14 @@ pub(super) fn daemon_of(spec: &SpecView, config: &Config) -> Result<Option<Ipc>>
         return Ok(None);
     };
     let host = Host::inspect(config, &|| ())?;
-    let mut uuids = Vec::new();
+    let (mut given, mut uuids) = (Vec::new(), Vec::new());
     for gpu in &host.inventory.gpus {
         if nodes.gpus.contains(&gpu.minor) {
+            given.push(gpu);
             uuids.push(gpu.uuid.as_str());
         }
     }
-    let daemons = host.mps_daemons();
+    let daemons = host.mps_daemons_of(given);
     let daemon = mps::of_container(&daemons, &uuids)?;
     Ok(daemon.and_then(|daemon| daemon.ipc.clone()))
 }

@@ -554,10 +554,13 @@ fn ends_at_each_call() {
              # strace is in another cgroup: the end of the unit kills all that is in the unit's.
              traced() {{ strace -qq \"$@\" 2>/dev/null; }}
              inside='echo 0 >$0/cgroup.procs; exec \"$@\"'
-             calls_of() {{ grep -o '^[a-z0-9_]*(' /run/trace >$1; wc -l <$1; }}
+             calls_of() {{ grep -o '^[a-z0-9_]*(' /run/trace | grep -v '^execve(' >$1; wc -l <$1; }}
              # strace counts the calls of each name apart.
              killed() {{ local at list name nth; at=$1 list=$2; shift 2; name=$(sed -n \"$at{{s/(//;p}}\" $list); nth=$(head -n $at $list | grep -cx \"$name(\")
-                 traced -o /dev/null -e inject=$name:signal=KILL:when=$nth sh -c \"$inside\" $UNIT \"$@\" || true; }}
+                 # The next run may have fewer calls of this name.
+                 (sleep 10; kill -9 $(field supervisor)) 2>/dev/null & local dog=$!
+                 traced -o /dev/null -e inject=$name:signal=KILL:when=$nth sh -c \"$inside\" $UNIT \"$@\" || true
+                 kill $dog 2>/dev/null || true; wait $dog || true; }}
              traced -o /run/trace sh -c \"$inside\" $UNIT $MPS run $G & becomes ready
              kill -9 $(field supervisor); wait $! || true; calls=$(calls_of /run/first)
              traced -o /run/trace sh -c \"$inside\" $UNIT $MPS end $G signal; last=$(calls_of /run/last)

@@ -777,6 +777,11 @@ fn commands_of_the_page() {
             ["oci-nvidia-kubelet-plugin", ..] => drop(Cli::try_parse_from(&words).unwrap()),
             ["oci-nvidia-hook", ..] => {}
             ["journalctl", "-t", "oci-nvidia-hook"] => {}
+            ["podman", "push", image, _] => {
+                let manifest = top().join("base/daemon-set.yaml");
+                let manifest = std::fs::read_to_string(manifest).unwrap();
+                assert!(manifest.contains(image), "{line}");
+            }
             ["systemctl", "enable", "--now", unit] => {
                 let file = top().join(format!("../../packaging/systemd/{unit}.service"));
                 assert!(file.is_file(), "{line}");

@@ -537,8 +537,9 @@ fn each_strategy() {
     );
     std::fs::rename(&moved, node.fake.dir.path().join("nvidia")).unwrap();
     std::fs::write(&shared, text.replace('1', "2")).unwrap();
+    // No plugin runs in the kubelet's default directory.
     let (code, text, _) = check(&node.fake, &options);
-    assert_eq!(code, Some(0));
+    assert_eq!(code, Some(1));
     assert!(
         text.contains("nvidia.com/gpu: 2 of 2 devices can be allocated"),
         "{text}"

@@ -150,7 +150,7 @@ impl Host {
             gatherer.gpu(wanted, device.gpu());
         }
         if wanted.capabilities.has(Capability::Compute) && !devices.is_empty() {
-            gatherer.facts.mps = self.mps_daemons();
+            gatherer.facts.mps = self.mps_daemons_of(devices.iter().map(|device| device.gpu()));
         }
         if wanted.mig_config || wanted.mig_monitor {
             gatherer.management(wanted, devices);

@@ -14,6 +14,7 @@ use super::driver::Driver;
 use crate::capability::{Capabilities, Capability};
 use crate::config::Config;
 use crate::driver::{locate, packages};
+use crate::inventory::Gpu;
 use crate::mps::{self, Daemon};
 use crate::nvml::mode_process::ModeProcess;
 use crate::nvml::protocol::ModeTarget;
@@ -46,8 +47,13 @@ impl Host {
     /// Returns the MPS daemons of the GPUs that config.toml shares.
     #[must_use]
     pub fn mps_daemons(&self) -> Vec<Daemon> {
-        let driver = &self.roots().driver;
-        mps::daemons(driver, &self.config.sharing, &self.inventory.gpus)
+        self.mps_daemons_of(&self.inventory.gpus)
+    }
+
+    /// Returns the MPS daemons of those of these GPUs that config.toml shares. A start does not examine the daemons of other GPUs.
+    #[must_use]
+    pub fn mps_daemons_of<'g>(&self, gpus: impl IntoIterator<Item = &'g Gpu>) -> Vec<Daemon> {
+        mps::daemons(&self.roots().driver, &self.config.sharing, gpus)
     }
 
     /// Finds the programs of MPS.

@@ -125,10 +125,11 @@ impl Specs {
         dirs
     }
 
-    /// Writes the specs again that another program has removed or replaced. Returns whether there was one.
+    /// Writes the specs again that another program has removed or replaced, or that could not be written: an answer to the kubelet may have
+    /// written them since. Returns whether there was one.
     pub fn restore(&mut self, node: &mut Node) -> bool {
         let mut vendors = self.vendors.iter();
-        if !vendors.any(|(_, specs)| specs.lock().are_lost()) {
+        if self.error.is_none() && !vendors.any(|(_, specs)| specs.lock().are_lost()) {
             return false;
         }
         self.update(node, VendorSpecs::refresh);
