@@ -51,8 +51,8 @@ const NOT_POSSIBLE: u8 = 78;
 
 /// Shares NVIDIA GPUs with MPS
 ///
-/// oci-nvidia-mps.service runs this program for each GPU that mps-gpus in the [sharing] table of config.toml lists. The program starts
-/// the driver's MPS daemon with the limits of that table, and closes the GPU to all programs while the daemon does not work.
+/// oci-nvidia-mps.service runs this program for each GPU that the key mps-gpus of config.toml lists. The program starts
+/// the driver's MPS daemon with the limits of config.toml, and closes the GPU to all programs while the daemon does not work.
 #[derive(Debug, Parser)]
 #[command(
     name = "oci-nvidia-mps",
