@@ -495,7 +495,7 @@ fn gpus_that_are_given_back() {
 }
 
 /// After each round, the GPU is closed, or served with its limits.
-/// How often random ends are tried: as often as the variable says, which `tests/engines` and people set.
+/// How often random ends are tried. `ONH_MPS_ROUNDS=500` takes minutes.
 fn rounds(default: usize) -> usize {
     let rounds = std::env::var("ONH_MPS_ROUNDS");
     rounds.map_or(default, |rounds| rounds.parse().unwrap())

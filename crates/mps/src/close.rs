@@ -37,7 +37,7 @@ impl Known {
         }
     }
 
-    /// Returns the mode that the GPU gets, or `None` if it is none of ours.
+    /// Returns the mode that the GPU gets, or `None` if this program has not set its mode and must not.
     fn mode(self) -> Option<ComputeMode> {
         match (self.is_shared, self.was_shared) {
             (Some(true), _) | (None, true) => Some(ComputeMode::Prohibited),
@@ -114,7 +114,7 @@ fn set_mode(config: &Config, uuid: &str, mode: ComputeMode) -> Result<()> {
     Ok(())
 }
 
-/// Writes why there is no daemon, unless the supervisor has done so, or removes the state of a GPU that is not shared.
+/// Writes why there is no daemon, unless the supervisor has written it. Removes the state of a GPU that is not shared.
 fn write(uuid: &str, mode: ComputeMode, result: &str) -> Result<()> {
     let dir = GpuDir::create(Path::new(mps::DIRECTORY), uuid)?;
     if mode == ComputeMode::Default {
@@ -134,8 +134,8 @@ fn write(uuid: &str, mode: ComputeMode, result: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives GPUs that were shared since this boot, and that nobody supervises, the mode DEFAULT: those that config.toml does not share any more,
-/// or all of them.
+/// Gives the mode DEFAULT to GPUs that were shared since this boot and have no supervisor: to those that config.toml does not share any more,
+/// or to all of them.
 ///
 /// # Errors
 /// The first error. The others are printed.

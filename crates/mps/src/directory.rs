@@ -83,7 +83,7 @@ impl GpuDir {
         let mut file = File::from(rustix::fs::openat(&self.dir, new, flags, private)?);
         mps::lock(&file)?;
         file.write_all(&bytes)?;
-        // Whatever the umask is, other users can read it. Nobody else can lock it before.
+        // Whatever the umask is, other users can read it. No other process can lock it earlier.
         rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
         rustix::fs::renameat(&self.dir, new, &self.dir, STATE)?;
         Ok(file)

@@ -178,7 +178,7 @@ fn first_state(uuid: &str, config: &Config) -> State {
 
 impl Supervisor {
     fn run(mut self) -> Result<()> {
-        // A supervisor without a state would leave a GPU that nobody opens again.
+        // Without a state, no program would know that the GPU has to be opened again.
         self.publish()
             .context("cannot write the state of the MPS daemon")?;
         let end = self.serve();
@@ -491,7 +491,7 @@ fn status(state: &State) -> String {
     }
 }
 
-/// Reports to the service manager. The daemon does not depend on it: one that does not listen is no error.
+/// Reports to the service manager. The daemon does not depend on it, so a failure is ignored.
 fn notify(state: &NotifyState<'_>) {
     sd_notify::notify(std::slice::from_ref(state)).ok();
 }

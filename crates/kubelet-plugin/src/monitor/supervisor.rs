@@ -4,6 +4,7 @@
 //! process leaves that GPU out for a while, so that the others are watched.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -307,17 +308,11 @@ impl Supervisor {
                 }
                 Err(error) => {
                     let error = report::line(&error.into());
-                    let why = format!("cannot read from the monitor: {error}");
-                    let call = last_call(progress);
-                    return Ok(Ended::Silent { call, why });
+                    return Ok(misread(progress, "cannot read from the monitor", error));
                 }
             };
             match message {
-                Ok(Message::Polled { next_ms }) => {
-                    self.is_suspect = false;
-                    let pause = Duration::from_millis(next_ms.into());
-                    silent_at = Instant::now() + pause + self.options.time_limit;
-                }
+                Ok(Message::Polled { next_ms }) => silent_at = self.polled(next_ms),
                 Ok(Message::Refused(_)) => end = Some(Ended::Unusable(other_build())),
                 Ok(Message::End(End::Changed)) => end = Some(Ended::Again),
                 Ok(Message::End(End::Unusable(why))) => end = Some(Ended::Unusable(why)),
@@ -328,12 +323,20 @@ impl Supervisor {
                 Ok(Message::Sample(sample)) => self.send(Update::Sample(sample)).await?,
                 Ok(Message::Event(event)) => self.send(Update::Event(event)).await?,
                 Err(error) => {
-                    let why = format!("the monitor prints an invalid line: {error}");
-                    let call = last_call(progress);
-                    return Ok(Ended::Silent { call, why });
+                    return Ok(misread(
+                        progress,
+                        "the monitor prints an invalid line",
+                        error,
+                    ));
                 }
             }
         }
+    }
+
+    /// Takes a completed poll into account, and returns by when the next one must be complete.
+    fn polled(&mut self, next_ms: u32) -> Instant {
+        self.is_suspect = false;
+        Instant::now() + Duration::from_millis(next_ms.into()) + self.options.time_limit
     }
 
     /// Returns how long the call that the monitor makes may still last, or the call if it has lasted too long.
@@ -503,6 +506,14 @@ impl Supervisor {
 /// Returns why the program that loads NVML does not answer.
 fn other_build() -> String {
     format!("{} belongs to another build than the plugin", program::NAME)
+}
+
+/// Returns the end of a monitor whose output cannot be used.
+fn misread(progress: &Progress, what: &str, error: impl Display) -> Ended {
+    Ended::Silent {
+        call: last_call(progress),
+        why: format!("{what}: {error}"),
+    }
 }
 
 /// Returns the call that the monitor made last.

@@ -94,23 +94,20 @@ fn find(
         version,
         ..
     } = *search;
-    let mut rows: Vec<&'static FileRow> = LIBRARIES.iter().collect();
-    rows.retain(|row| capabilities.any(row.capabilities));
+    let rows = rows_of(capabilities);
     let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
     let mut left_out = Vec::new();
     for row in &rows {
-        if row.kind == LibraryKind::Required
-            && let Some(capability) = row.capabilities.first()
-            && capabilities.has(*capability)
-        {
-            let is_known = passed.iter().any(|passed| passed.name == row.name);
-            match libraries.iter().find(|library| library.name == row.name) {
-                Some(library) => require_whole(root, library, *capability)?,
-                None if missing == IfMissing::LeaveOut && !is_known => {
-                    left_out.push(lacking::of_row(*capability, row));
-                }
-                None => return Err(missing_library(search, row, *capability, &passed)),
+        let Some(capability) = requires(capabilities, row) else {
+            continue;
+        };
+        let is_known = passed.iter().any(|passed| passed.name == row.name);
+        match libraries.iter().find(|library| library.name == row.name) {
+            Some(library) => require_whole(root, library, capability)?,
+            None if missing == IfMissing::LeaveOut && !is_known => {
+                left_out.push(lacking::of_row(capability, row));
             }
+            None => return Err(missing_library(search, row, capability, &passed)),
         }
     }
     if capabilities.has(Capability::Compat32)
@@ -146,6 +143,19 @@ fn find(
         },
         findings,
     ))
+}
+
+fn rows_of(capabilities: Capabilities) -> Vec<&'static FileRow> {
+    let mut rows: Vec<&'static FileRow> = LIBRARIES.iter().collect();
+    rows.retain(|row| capabilities.any(row.capabilities));
+    rows
+}
+
+/// Returns the requested capability that requires the library of this row; `None` if containers can do without it.
+fn requires(capabilities: Capabilities, row: &FileRow) -> Option<Capability> {
+    let capability = *row.capabilities.first()?;
+    let is_required = row.kind == LibraryKind::Required && capabilities.has(capability);
+    is_required.then_some(capability)
 }
 
 /// Returns the finding about a directory of `library-dirs` that does not exist.

@@ -141,14 +141,7 @@ impl Agent {
                 }
                 () = at(Some(inspection)) => {
                     inspection = Instant::now() + self.inspection_period();
-                    // A directory that appears, or that a link names, causes no event.
-                    self.watch(&events);
-                    self.inspect_dirs();
-                    if self.state.is_unanswered {
-                        self.list_kernel_gpus();
-                    } else {
-                        self.specs.refresh_if_due(&mut self.state.node);
-                    }
+                    self.inspect(&events);
                 }
                 () = at(next_tick), if next_tick.is_some() => {}
                 () = at(listed_by), if listed_by.is_some() => {}
@@ -156,6 +149,17 @@ impl Agent {
             self.state.node.tick(Instant::now());
             self.state.end_wait(self.pending.is_some());
             self.outlets.publish(&self.state, &self.specs);
+        }
+    }
+
+    /// Looks at what causes no event, such as a directory that appears, or that a link names.
+    fn inspect(&mut self, events: &DirEvents) {
+        self.watch(events);
+        self.inspect_dirs();
+        if self.state.is_unanswered {
+            self.list_kernel_gpus();
+        } else {
+            self.specs.refresh_if_due(&mut self.state.node);
         }
     }
 
