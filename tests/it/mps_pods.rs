@@ -9,7 +9,8 @@ tests! {
 }
 
 /// `limit GIB` shares the first GPU, `kubelet OPTION...` and `plugin OPTION...` start the programs, `ask COMMAND...` prints the answer of the kubelet, `waits PATTERN` waits for
-/// a line of the kubelet, and `pod MIB SECONDS` uses the GPU as a container does that has the directory in `SOURCE`, read-only.
+/// a line of the kubelet, `until_reason PATTERN` prints why the GPU is unhealthy as soon as it matches (between the ends of a supervisor and of
+/// `end`, it is that the supervisor has ended), and `pod MIB SECONDS` uses the GPU as a container does that has the directory in `SOURCE`, read-only.
 const FUNCTIONS: &str = r#"
     limit() { GPU=0 share "mps-memory-limit = \"${1}G\""; }
     mkdir -p /run/kubelet/device-plugins; mkfifo /run/in
@@ -34,6 +35,10 @@ const FUNCTIONS: &str = r#"
             unset CUDA_MPS_PIPE_DIRECTORY; exec cuda-check memory $1 $2" | tail -n 1
     }
     reason() { sed -n "s/.*$G is unhealthy: //p" /run/plugin.log | tail -n 1; }
+    until_reason() {
+        n=0
+        until reason | grep "$1"; do n=$((n + 1)); [ $n -lt 300 ] || { cat /run/plugin.log; exit 1; }; sleep 0.1; done
+    }
 "#;
 
 fn lines(host: &Host, script: &str) -> Vec<String> {
@@ -58,8 +63,8 @@ fn pods_with_limits() {
          pod 15000 3 & A=$!; pod 15000 0; wait $A; pod 17000 0
          new; kill -9 $(field daemon); ended; waits "$none"; reason; ask allocate nvidia.com/gpu $G::0 | grep -o 'does not work.*systemctl'
          new; sup; waits "$all"; pod 15000 0
-         new; kill $SUP; ended; end success; waits "$none"; reason
-         new; limit 40; sup; until reason | grep -q exceed; do sleep 0.1; done; reason; kill $SUP; ended
+         new; kill $SUP; ended; end success; waits "$none"; until_reason 'was stopped'
+         new; limit 40; sup; until_reason exceed; kill $SUP; ended
          new; limit 16; sup; waits "$all"
          new; sed -i 's/^gpu minor=0 /gpu minor=0 fail=15 /' "$(find /usr/lib -name nvml.conf)"; 
          until ask allocate nvidia.com/gpu $G::0 | grep -q refused; do sleep 0.1; done; echo lost"#,
