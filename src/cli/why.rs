@@ -9,7 +9,10 @@ use anyhow::Result;
 use serde::Serialize;
 
 use base::json;
+use base::paths::HostPath;
 use base::report::one_line;
+use base::tree::Tree;
+use engines::ignored::ignored_request;
 use nvidia_host::config;
 use nvidia_host::device_id::in_words;
 
@@ -172,11 +175,15 @@ fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<Witho
         name,
         ..WithoutRecord::default()
     };
+    let host = Tree::open(&HostPath::new("/"))?;
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => {
             answer.reason = reason;
             if let Some(given) = engine_devices::find(&spec) {
                 (answer.devices, answer.given) = (given.devices(), given.to_string());
+            } else if let Some(ignored) = ignored_request(&host, &known.id) {
+                answer.reason.push_str(&format!(", and {}", ignored.what()));
+                ignored.instead().clone_into(&mut answer.hint);
             }
         }
         Verdict::Unchanged(finding) => {
@@ -217,7 +224,7 @@ impl WithoutRecord {
         let mut lines = vec![format!("container {}", named(&self.id, &self.name)), why];
         lines.extend(self.given.lines().map(one_line));
         lines.extend(self.removed_records.map(|removed| removed.to_string()));
-        if self.outcome != NotSetUp::Nothing {
+        if !self.hint.is_empty() {
             lines.push(format!("hint: {}", one_line(&self.hint)));
         }
         if !self.earlier.is_empty() {

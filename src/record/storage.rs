@@ -1,15 +1,16 @@
-//! Reads the names of containers from containers/storage, which Podman and CRI-O use.
+//! Reads the names of containers from containers/storage, which Podman and CRI-O use, and from Docker's files.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use base::sys::guarded;
 
 use crate::oci::spec_view::Mount;
 
-/// Upper limit for a list in bytes, enough for thousands of containers.
-const MAX_LIST: usize = 16 << 20;
+/// Upper limit for a file in bytes, enough for a list of thousands of containers.
+const MAX_FILE: usize = 16 << 20;
 
 /// A container in such a list.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -49,7 +50,8 @@ pub(crate) fn has_layer(id: &str, bundle: &Path, rootfs: &Path) -> bool {
 pub(crate) fn read(dir: &Path) -> Vec<Listed> {
     let mut containers = Vec::new();
     for name in ["containers.json", "volatile-containers.json"] {
-        containers.extend(read_list(&dir.join(name)).unwrap_or_default());
+        let listed: Option<Vec<_>> = read_json(&dir.join(name));
+        containers.extend(listed.unwrap_or_default());
     }
     containers
 }
@@ -96,6 +98,26 @@ pub(crate) fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
     None
 }
 
+/// A container in Docker's `config.v2.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct OfDocker {
+    /// With a slash before it
+    name: String,
+}
+
+/// Returns the name of a container of Docker, whose configuration is next to the file that Docker mounts at /etc/hostname.
+pub(crate) fn name_in_docker(id: &str, mounts: &[Mount]) -> Option<String> {
+    let mut mounts = mounts.iter();
+    let hostname = mounts.find(|mount| mount.destination == Path::new("/etc/hostname"))?;
+    let dir = hostname.source.parent()?;
+    if dir.file_name()? != id {
+        return None;
+    }
+    let container: OfDocker = read_json(&dir.join("config.v2.json"))?;
+    Some(container.name.trim_start_matches('/').to_owned())
+}
+
 /// Returns whether the path has the form `<dir>/<id>/userdata`.
 fn is_bundle(path: &Path) -> bool {
     let id = path.parent().and_then(Path::file_name).unwrap_or_default();
@@ -104,9 +126,9 @@ fn is_bundle(path: &Path) -> bool {
         && id.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
 }
 
-fn read_list(path: &Path) -> Option<Vec<Listed>> {
+fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let (file, stat) = guarded::open_file(path).ok()?;
-    let bytes = base::read::read_known(&file, &stat, MAX_LIST).ok()?;
+    let bytes = base::read::read_known(&file, &stat, MAX_FILE).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
@@ -146,6 +168,24 @@ mod tests {
             ]),
             None
         );
+    }
+
+    #[test]
+    fn docker_has_the_name_next_to_the_host_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let container = dir.path().join("0a");
+        std::fs::create_dir(&container).unwrap();
+        let hostname = Mount {
+            source: container.join("hostname"),
+            destination: "/etc/hostname".into(),
+            ..Mount::default()
+        };
+        let name = |id: &str| name_in_docker(id, std::slice::from_ref(&hostname));
+        assert_eq!(name("0a"), None, "no configuration");
+        let text = r#"{"ID":"0a","Name":"/web","State":{}}"#;
+        std::fs::write(container.join("config.v2.json"), text).unwrap();
+        assert_eq!(name("0a").as_deref(), Some("web"));
+        assert_eq!(name("1b"), None, "another container");
     }
 
     #[test]

@@ -57,7 +57,7 @@ const fn only_since(version: Version, conf: &'static str, setup: &'static str) -
     }
 }
 
-fn podman_version() -> Version {
+pub fn podman_version() -> Version {
     Version::parse(&run(Command::new("podman").arg("--version")).ok()).unwrap()
 }
 

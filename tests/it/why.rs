@@ -7,13 +7,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use engines::Version;
 use serde_json::Value;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch};
-use crate::{golden, ps};
+use crate::{golden, ps, status};
 
 const STRACE: &[Need] = &[
     Need::Root,
@@ -26,7 +27,7 @@ tests! {
     STRACE => a_start_that_the_deadline_ends;
     ps::GOLDEN => what_a_person_reads;
     &[Need::Root, Need::Program("setpriv")] => a_user_has_records_of_his_own;
-    engine::NEEDS => containers_of_podman, a_pod_of_podman, a_pod_of_podman_without_an_infra_container;
+    engine::NEEDS => containers_of_podman, requests_that_podman_ignores, a_pod_of_podman, a_pod_of_podman_without_an_infra_container;
     engine::NEEDS_CRUN => what_crun_does_not_show;
     &[Need::Root] => no_records;
 }
@@ -552,6 +553,48 @@ fn containers_of_podman() {
         "{list}"
     );
     assert!(lines[3].ends_with("oci-nvidia-hook ps --all\""), "{list}");
+}
+
+/// Podman 4 ignores `--gpus`, all versions ignore resources in pod files, and compose providers ignore keys. The containers start without a
+/// GPU, and nothing in config.json shows the request. As on a usual host, the file storage.conf names the storage, and not an option.
+fn requests_that_podman_ignores() {
+    let podman = Podman::with_image();
+    let script = format!(
+        "cp -r /etc/containers '{dir}/etc'; mount --bind '{dir}/etc' /etc/containers; \
+         printf '[storage]\ndriver = \"vfs\"\ngraphroot = \"%s\"\nrunroot = \"%s\"\n' \"$3\" \"$5\" >/etc/containers/storage.conf; \
+         start='run --network=none --log-driver=none'; \
+         \"$@\" $start -d --name recorded -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true >/dev/null; \
+         \"$@\" $start --name gpus --gpus all {IMAGE} true && {HOOK} why gpus; echo ---; \
+         \"$@\" $start --name compose --label io.podman.compose.project=p {IMAGE} true; {HOOK} why compose; echo ---; \
+         \"$@\" $start --name argument {IMAGE} echo --gpus 1 >/dev/null; {HOOK} why argument; \
+         \"$@\" rm -f -t 0 recorded gpus compose argument >/dev/null",
+        dir = podman.dir.path().display()
+    );
+    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+    let parts: Vec<_> = text.split("---\n").collect();
+    let [gpus, compose, argument] = parts[..] else {
+        panic!("{text}")
+    };
+    let plain = "the container requests no GPU: NVIDIA_VISIBLE_DEVICES is not set";
+    let version = status::podman_version();
+    if version < Version(5, 0, 0) {
+        let ignored = format!("{plain}, and Podman {version} ignores the option --gpus\n");
+        assert_says(
+            gpus,
+            &[&ignored, "hint: use \"-e NVIDIA_VISIBLE_DEVICES=all\""],
+        );
+    } else {
+        // Without a CDI spec, the option is refused.
+        assert_eq!(gpus, "");
+    }
+    assert_says(
+        compose,
+        &[
+            &format!("{plain}, and the compose provider "),
+            "hint: add \"environment: ",
+        ],
+    );
+    assert!(argument.ends_with(&format!("{plain}\n")), "{argument}");
 }
 
 /// crun reports that a hook failed, but not why; `why` does, also after Podman has removed the container.

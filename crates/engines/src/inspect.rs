@@ -272,7 +272,7 @@ fn take_running(engine: &mut Engine, running: EngineSettings) {
 
 /// Returns the program with all links resolved, if only root and the calling user can write it. Other programs must not be run,
 /// because doctor may run as root.
-fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
+pub(crate) fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
     let real = host.locate(program).ok()?;
     let us = rustix::process::geteuid().as_raw();
     let is_file = real.kind == rustix::fs::FileType::RegularFile;

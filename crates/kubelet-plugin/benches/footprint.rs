@@ -181,7 +181,7 @@ fn idle() {
         "agent, resident memory",
         status(pids[0], "VmRSS:") / 1024.0,
         "MiB",
-        6.0,
+        12.0,
     );
     row(
         "agent, memory of its own",

@@ -21,6 +21,7 @@ use super::super::time;
 use crate::doctor::container::find::{ProcessId, first_processes};
 use crate::oci::{cgroup_id, conmon, spec_view};
 use crate::plan::engine_devices;
+use crate::record::storage;
 
 /// Everything from which the table follows.
 #[derive(Debug)]
@@ -184,11 +185,8 @@ fn container_of(pid: u32, records: &[Recorded]) -> Option<String> {
 /// Reads config.json of a container without a record.
 fn other(id: &str, process: ProcessId, name: String, bundle: PathBuf) -> Other {
     let ProcessId { pid, .. } = process;
-    let name = if name.is_empty() {
-        conmon::name_of(id, pid).unwrap_or_default()
-    } else {
-        name
-    };
+    let mut name = Some(name).filter(|name| !name.is_empty());
+    name = name.or_else(|| conmon::name_of(id, pid));
     let mut bundles = vec![bundle];
     bundles.extend(conmon::bundle_of(id, pid));
     bundles.extend(TASKS.map(|dir| Path::new(dir).join(id)));
@@ -201,11 +199,12 @@ fn other(id: &str, process: ProcessId, name: String, bundle: PathBuf) -> Other {
         if let Some(given) = engine_devices::find(&spec) {
             devices = given.devices();
         }
+        name = name.or_else(|| storage::name_in_docker(id, &spec.mounts));
         pod = spec.pod;
     }
     Other {
         id: id.to_owned(),
-        name: one_line(&name),
+        name: one_line(&name.unwrap_or_default()),
         pod,
         devices,
         started: start_of(process),
