@@ -216,7 +216,8 @@ impl Shared {
     }
 }
 
-/// A separate host, until this value is dropped.
+/// A separate host, until this value is dropped. The driver's nodes are also in /dev: an engine of a user mounts the nodes of a CDI spec from
+/// the paths that they have in the container.
 struct Host<'a> {
     shared: &'a Shared,
     init: Child,
@@ -232,6 +233,10 @@ impl<'a> Host<'a> {
                mount -t overlay -o \"lowerdir=/$dir,upperdir=/mnt/$dir,workdir=/mnt/$dir.work\" overlay /$dir; \
              done\n\
              mount -t tmpfs -o mode=755 run /run; mkdir -p /run/lock\n\
+             mkdir /mnt/dev; mount --rbind /dev /mnt/dev; mount -t tmpfs -o mode=755,dev dev /dev\n\
+             cp --archive --no-target-directory '{dir}/driver/dev' /dev; cd /mnt/dev\n\
+             find . -maxdepth 1 -not -type d -exec cp --archive {{}} /dev/ ';'\n\
+             for dir in pts shm; do mkdir -p /dev/$dir; mount --bind /mnt/dev/$dir /dev/$dir; done\n\
              mkdir -p /etc/nvidia-container-runtime/config.toml.d /etc/containers/containers.conf.d\n\
              printf '[nvidia-container-cli]\\nroot = \"{dir}/driver\"\\n' >/etc/nvidia-container-runtime/config.toml.d/root.toml\n\
              printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/storage\"\\ngraphroot = \"{dir}/storage\"\\n' >/etc/containers/storage.conf\n\
