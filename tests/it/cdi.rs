@@ -613,11 +613,12 @@ fn no_engine_is_run_without_need() {
     let dir = scratch();
     let run_with_engines = |arguments: &str| {
         let script = format!(
-            r#"d='{dir}'; rm -f $d/asked
+            r#"d='{dir}'; rm -f $d/asked $d/new
+            cp $d/fake $d/new # an earlier command stored the version of the file
             mount -t tmpfs x /usr/local/bin
             for name in podman crio; do
-                if test -e /usr/bin/$name; then mount --bind $d/fake /usr/bin/$name; fi
-                cp $d/fake /usr/local/bin/$name
+                if test -e /usr/bin/$name; then mount --bind $d/new /usr/bin/$name; fi
+                cp $d/new /usr/local/bin/$name
             done
             '{HOOK}' --config '{config}' cdi {arguments} >/dev/null
             test ! -e $d/asked || echo asked"#,

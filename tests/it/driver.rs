@@ -47,6 +47,17 @@ impl FakeDriver {
         fake
     }
 
+    /// A driver that `make-root` created before.
+    pub fn existing(root: PathBuf) -> Self {
+        let dir = scratch();
+        let config = dir.path().join("config.toml");
+        Self {
+            root,
+            config,
+            _dir: dir,
+        }
+    }
+
     /// Replaces the driver or the host at the same place.
     pub fn rebuild(&self, arguments: &[&str]) {
         std::fs::remove_dir_all(&self.root).ok();

@@ -13,10 +13,12 @@ use crate::cdi::{GPU_0, cdi};
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, Podman};
+use crate::podman_shapes::{self, User};
 use crate::support::{Ran, assert_says, scratch, shell, source};
 
 tests! {
     NEEDS => by_variable, by_cdi_name, several_gpus, daemons_that_are_not_ready;
+    podman_shapes::NEEDS_USER => by_a_user;
 }
 
 /// A fake driver whose first GPU is shared, with 2 GiB and 40 percent of the multiprocessors for each client.
@@ -27,6 +29,8 @@ struct SharedGpu {
     state: Option<File>,
     programs: tempfile::TempDir,
 }
+
+const SHARING: &str = "[sharing]\nmps-gpus = [\"0\"]\n";
 
 /// The daemon runs in the foreground, and its server ends with it.
 impl Drop for SharedGpu {
@@ -39,7 +43,11 @@ impl Drop for SharedGpu {
 impl SharedGpu {
     fn new() -> Self {
         let fake = FakeDriver::new(&["--gpus", "2"]);
-        fake.configure("[sharing]\nmps-gpus = [\"0\"]\n");
+        fake.configure(SHARING);
+        Self::of(fake)
+    }
+
+    fn of(fake: FakeDriver) -> Self {
         let below = mps::directory_of(GPU_0);
         let directory = fake.root.join(below.strip_prefix("/").unwrap());
         for name in [mps::PIPE, mps::LOG] {
@@ -188,6 +196,32 @@ fn by_variable() {
     );
     let text = run_in(&podman, "", &other).ok();
     assert!(text.contains("allocated 3000 MiB"), "{text}");
+}
+
+/// Root of the container is the user of the host, and cannot mount over the directory or write to it either.
+fn by_a_user() {
+    let user = User::new();
+    let config = PathBuf::from(user.path("config.toml"));
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text + SHARING).unwrap();
+    let mut shared = SharedGpu::of(FakeDriver::existing(user.path("driver").into()));
+    user.import();
+    let programs = user.path("programs");
+    shell!("cp -r '{}' '{programs}'", shared.programs.path().display());
+    fs::write(format!("{programs}/script"), SCRIPT).unwrap();
+    let run = format!(
+        "run --rm --network=none --log-driver=k8s-file -v '{programs}/cuda-check:/usr/bin/cuda-check:ro' \
+         -v '{programs}/script:/script:ro' -e NVIDIA_VISIBLE_DEVICES=0"
+    );
+    for options in ["", "--userns=keep-id", "--user=1000"] {
+        let text = user.podman(&format!("{run} {options} {IMAGE} sh -eu /script"));
+        check(&text.ok());
+    }
+    shared.state = None;
+    let refused = user.podman(&format!("{run} {IMAGE} true"));
+    assert_ne!(refused.code, Some(0));
+    let expected = "the MPS daemon of GPU 0 is not ready: its supervisor has ended (ONH-056)";
+    assert_says(&refused.stderr, &[expected]);
 }
 
 /// The hook entry asks for the daemon at each start, so the spec is the same before and after.

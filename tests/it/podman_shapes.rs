@@ -212,7 +212,7 @@ pub struct User {
 }
 
 impl User {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let user = Self::made();
         user.install();
         user
@@ -240,7 +240,7 @@ impl User {
         user
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
     }
 
@@ -292,8 +292,17 @@ impl User {
         std::fs::write(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string()).unwrap();
     }
 
+    /// Imports the image.
+    pub fn import(&self) {
+        let image = self.path("image");
+        self.podman(&format!(
+            "import - {IMAGE} <\"$(tar -C '{image}' -cf '{image}.tar' . && echo '{image}.tar')\""
+        ))
+        .ok();
+    }
+
     /// Runs `podman ARGUMENTS` as this user, as after a login.
-    fn podman(&self, arguments: &str) -> Ran {
+    pub fn podman(&self, arguments: &str) -> Ran {
         let [home, run_dir, conf, hooks] =
             ["home", "run", "containers.conf", "hooks.d"].map(|name| self.path(name));
         let script = format!(
@@ -338,11 +347,7 @@ impl Drop for User {
 
 fn rootless() {
     let user = User::new();
-    let image = user.path("image");
-    user.podman(&format!(
-        "import - {IMAGE} <\"$(tar -C '{image}' -cf '{image}.tar' . && echo '{image}.tar')\""
-    ))
-    .ok();
+    user.import();
     let users = [
         "--userns=keep-id",
         "--userns=nomap",
