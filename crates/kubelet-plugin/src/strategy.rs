@@ -45,12 +45,6 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Whether containers get CDI devices, now or when an engine has been found.
-    #[must_use]
-    pub fn may_use_cdi(&self) -> bool {
-        self.is_provisional || self.uses_cdi()
-    }
-
     /// Whether containers get CDI devices now.
     #[must_use]
     pub fn uses_cdi(&self) -> bool {
@@ -123,6 +117,12 @@ impl Chooser {
             log,
             last: Mutex::new(None),
         }
+    }
+
+    /// Whether containers may get CDI devices. If the settings do not decide, a change of the engine's configuration does.
+    #[must_use]
+    pub fn may_use_cdi(&self) -> bool {
+        self.configured.is_empty() || uses_cdi(&self.configured)
     }
 
     /// Returns the choice as the node is now. A running CRI-O is asked for its configuration, which takes 50 ms, and 2 s if it hangs.
@@ -410,7 +410,7 @@ mod tests {
             }
             assert_eq!(choice.strategies[0].name(), strategy, "{choice}");
             assert!(choice.why.starts_with(why), "{choice}");
-            assert_eq!(choice.may_use_cdi(), strategy == "cdi-cri" || !is_known);
+            assert_eq!(choice.is_provisional, !is_known);
         }
     }
 
@@ -482,6 +482,6 @@ mod tests {
         let choice =
             Chooser::new(&settings, Path::new("/missing"), Path::new(DIR), Log::new()).current();
         assert_eq!(choice.to_string(), "volume-mounts, cdi-cri (configured)");
-        assert!(choice.may_use_cdi());
+        assert!(choice.is_provisional);
     }
 }

@@ -157,14 +157,14 @@ async fn serve<T>(task: Option<impl Future<Output = T>>) -> T {
     }
 }
 
-/// Returns the kinds of CDI devices that containers can get.
+/// Returns the kinds of CDI devices that containers can get while this process runs.
 fn cdi_kinds(role: &Role, paths: &SpecPaths, chooser: &Chooser, has_nri: bool) -> Vec<Kind> {
     let mut kinds = Vec::new();
     if matches!(role, Role::Claims(_)) {
         kinds.push(CLAIMS);
     }
     let may_use_cdi = matches!(role, Role::DevicePlugin(_))
-        && (paths.dir.is_some() || chooser.current().may_use_cdi());
+        && (paths.dir.is_some() || chooser.may_use_cdi());
     if may_use_cdi || has_nri {
         kinds.push(DEVICE_PLUGIN);
     }
