@@ -73,7 +73,7 @@ tests! {
         an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
         sockets_that_are_removed, a_kubelet_that_restarts, another_driver_is_left_alone,
-        a_device_plugin_is_left_alone, a_resource_of_another_plugin, devices_of_pods_that_still_run, the_plugin_watcher_is_answered, many_devices, idle_connections_are_bounded, nothing_is_stored,
+        a_device_plugin_is_left_alone, a_resource_of_another_plugin, devices_of_pods_that_still_run, the_plugin_watcher_is_answered, many_devices, nothing_is_stored,
         answers_without_an_end, a_node_name_of_another_node, no_second_with_many_requests, requests_are_not_repeated_at_once,
         the_api_server_asks_to_wait, an_api_server_without_the_api, refusals_of_every_request, new_credentials_are_used_at_once;
 }
@@ -1028,30 +1028,6 @@ fn a_kubelet_that_restarts() {
     });
     kubelet.wait("health", SOON, |state| state.health.len() == 2);
     drop(driver);
-}
-
-/// The oldest connections without a stream are closed, so the kubelet is not kept out.
-fn idle_connections_are_bounded() {
-    let node = Node::start();
-    node.kubelet
-        .wait("health", SOON, |state| state.health.len() == 2);
-    let mut open = Vec::new();
-    for _ in 0..300 {
-        open.push(UnixStream::connect(dra_socket(node.dir.path())).unwrap());
-    }
-    node.api.state().allocate("train", "u-1", &["gpu-1"]);
-    let answer = node.kubelet.prepare(DRIVER, &[("train", "u-1")]);
-    assert_eq!(answer["u-1"].error, "");
-    let mut closed = 0;
-    for socket in &mut open {
-        let wait = Duration::from_millis(20);
-        socket.set_read_timeout(Some(wait)).unwrap();
-        // The settings of the server, then the end of the stream
-        let error = socket.read_to_end(&mut Vec::new()).err();
-        let is_open = error.is_some_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
-        closed += usize::from(!is_open);
-    }
-    assert!((200..300).contains(&closed), "{closed} of 300 are closed");
 }
 
 fn another_driver_is_left_alone() {

@@ -62,7 +62,7 @@ tests! {
         ids_of_another_plugin_prevent_a_registration, dead_sockets_are_not_plugins,
         a_second_process_does_not_interfere, the_end_is_not_an_empty_list, a_long_path_is_an_error,
         each_resource_has_a_socket_of_its_own, the_client_of_the_kubelet_is_answered,
-        hostile_bytes_do_no_harm, a_kubelet_with_another_root_directory, idle_connections_are_bounded, the_stream_of_a_tool_does_not_count;
+        hostile_bytes_do_no_harm, a_kubelet_with_another_root_directory, the_stream_of_a_tool_does_not_count;
 }
 
 fn main() -> ExitCode {
@@ -918,38 +918,6 @@ fn hostile_bytes_do_no_harm() {
     }
     let ids = strings(&["GPU-1"]);
     assert!(kubelet.allocate(GPU, &[&ids]).is_ok());
-    kubelet.stays("the stream", Duration::from_millis(300), |state| {
-        is_live(state) && state.registrations(GPU) == 1
-    });
-    drop(open);
-}
-
-/// The oldest connections without a stream are closed: neither the kubelet nor a new client is kept out.
-fn idle_connections_are_bounded() {
-    let (dir, kubelet, _plugin) = registered();
-    let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    let mut open = Vec::new();
-    for number in 0..300 {
-        let mut socket = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
-        if number % 2 == 0 {
-            socket.write_all(preface).unwrap();
-        }
-        open.push(socket);
-    }
-    let ids = strings(&["GPU-1"]);
-    assert!(kubelet.allocate(GPU, &[&ids]).is_ok());
-    let mut closed = 0;
-    for socket in &mut open {
-        socket
-            .set_read_timeout(Some(Duration::from_millis(20)))
-            .unwrap();
-        // The settings of the server, then the end of the stream
-        let mut bytes = Vec::new();
-        let error = socket.read_to_end(&mut bytes).err();
-        let is_open = error.is_some_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
-        closed += usize::from(!is_open);
-    }
-    assert!((200..300).contains(&closed), "{closed} of 300 are closed");
     kubelet.stays("the stream", Duration::from_millis(300), |state| {
         is_live(state) && state.registrations(GPU) == 1
     });

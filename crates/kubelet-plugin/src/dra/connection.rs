@@ -5,15 +5,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
+use tokio::net::UnixStream;
+use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use super::authority::Filter;
-use crate::kubelet::peers::{Peer, PeerInfo};
 
 /// A connection of the kubelet.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: Peer,
+    stream: UnixStream,
     filter: Filter,
     /// What has passed the filter. It is at most one chunk longer than the longest frame with headers.
     ready: Vec<u8>,
@@ -26,9 +26,9 @@ impl Connection {
     const CHUNK: usize = 4096;
 }
 
-impl From<Peer> for Connection {
+impl From<UnixStream> for Connection {
     /// Filters what this stream receives.
-    fn from(stream: Peer) -> Self {
+    fn from(stream: UnixStream) -> Self {
         Self {
             stream,
             filter: Filter::default(),
@@ -100,7 +100,7 @@ impl AsyncWrite for Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = PeerInfo;
+    type ConnectInfo = UdsConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
         self.stream.connect_info()

@@ -11,7 +11,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::pool::Pool;
-use crate::kubelet::peers::PeerInfo;
 use crate::model::Refusal;
 use crate::proto::health::{v1, v1alpha1};
 use v1alpha1::{
@@ -53,9 +52,8 @@ macro_rules! serve_versions {
 
             async fn node_watch_resources(
                 &self,
-                request: Request<NodeWatchResourcesRequest>,
+                _: Request<NodeWatchResourcesRequest>,
             ) -> Result<Response<Reports>, Status> {
-                PeerInfo::keep(&request);
                 Ok(Response::new(self.reports()))
             }
         }

@@ -4,14 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-use super::peers::{Peer, Peers};
 use super::server::Service;
 use super::socket::{self, Bound};
 use super::streams::Streams;
@@ -20,7 +19,7 @@ use crate::proto::device_plugin_server::DevicePluginServer;
 /// Requests of one connection that are handled at the same time. The kubelet has a stream and one call for each starting pod.
 pub(crate) const MAX_REQUESTS: u32 = 100;
 
-type Accepted = std::io::Result<Peer>;
+type Accepted = std::io::Result<UnixStream>;
 
 /// The server. It ends its streams and removes its socket when it is dropped.
 #[derive(Debug)]
@@ -90,18 +89,14 @@ impl Drop for Listener {
 }
 
 /// Accepts connections until the receiver is closed.
-pub(crate) async fn accept<T: From<Peer>>(
+pub(crate) async fn accept<T: From<UnixStream>>(
     listener: UnixListener,
     connections: mpsc::Sender<std::io::Result<T>>,
 ) {
-    let mut peers = Peers::default();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let Some(peer) = peers.admit(stream) else {
-                    continue;
-                };
-                if connections.send(Ok(peer.into())).await.is_err() {
+                if connections.send(Ok(stream.into())).await.is_err() {
                     return;
                 }
             }

@@ -7,7 +7,7 @@
 //! | [`socket_watch`] | watches the kubelet's directory |
 //! | [`other_plugins`] | finds other device plugins |
 //! | [`server`], [`streams`] | answer the kubelet |
-//! | [`listener`], [`socket`], [`peers`] | our sockets and their connections |
+//! | [`listener`], [`socket`] | our sockets and their connections |
 //! | [`kept`] | sockets that stay open while the service restarts |
 //! | [`pods`] | lists which containers have which devices |
 //! | [`dial`] | connects to sockets |
@@ -17,7 +17,6 @@ pub(crate) mod dial;
 pub mod kept;
 pub(crate) mod listener;
 pub mod other_plugins;
-pub(crate) mod peers;
 pub mod pods;
 mod registrar;
 pub mod registration;

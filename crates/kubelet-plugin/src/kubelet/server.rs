@@ -8,7 +8,6 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::peers::PeerInfo;
 use super::streams::{Open, StreamState, Streams};
 use crate::log::Log;
 use crate::model::{Allocator, Refusal, Resource, ResourceDevice};
@@ -52,11 +51,7 @@ impl DevicePlugin for Service {
         Ok(Response::new(options()))
     }
 
-    async fn list_and_watch(
-        &self,
-        request: Request<proto::Empty>,
-    ) -> Result<Response<Lists>, Status> {
-        PeerInfo::keep(&request);
+    async fn list_and_watch(&self, _: Request<proto::Empty>) -> Result<Response<Lists>, Status> {
         // One list waits at most: the kubelet needs only the newest.
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(send_lists(
