@@ -29,7 +29,7 @@ fn exported() -> BTreeSet<String> {
     let names = METRICS
         .into_iter()
         .chain(dcgm::metrics())
-        .map(|metric| metric.series_name());
+        .map(|metric| metric.name.to_owned());
     let histogram = ["bucket", "sum", "count"].map(|suffix| format!("{LATENCY}_{suffix}"));
     names.chain(histogram).collect()
 }

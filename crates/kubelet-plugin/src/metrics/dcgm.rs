@@ -11,18 +11,10 @@ use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::{Reading, float};
 use super::series::{
-    Accelerator, Labels, Metric, MetricKind, MetricSources, Series, add, gauge, holders,
+    Accelerator, Labels, Metric, MetricSources, Series, add, counter, gauge, holders,
 };
 use crate::kubelet::pods::PodContainer;
 use crate::settings::values::MetricsNames;
-
-const fn counter(name: &'static str, help: &'static str) -> Metric {
-    Metric {
-        name,
-        help,
-        kind: MetricKind::CounterWithoutSuffix,
-    }
-}
 
 const FB_FREE: Metric = gauge("DCGM_FI_DEV_FB_FREE", "Free memory in MiB");
 const FB_USED: Metric = gauge("DCGM_FI_DEV_FB_USED", "Allocated memory in MiB");

@@ -58,10 +58,8 @@ pub struct Metric {
 pub enum MetricKind {
     /// A value that rises and falls
     Gauge,
-    /// A value that only rises. The name of its series ends with `_total`.
+    /// A value that only rises
     Counter,
-    /// A value that only rises, whose name has no suffix. OpenMetrics demands one of counters, so the type is "unknown" there.
-    CounterWithoutSuffix,
 }
 
 pub(super) const fn gauge(name: &'static str, help: &'static str) -> Metric {
@@ -72,14 +70,11 @@ pub(super) const fn gauge(name: &'static str, help: &'static str) -> Metric {
     }
 }
 
-impl Metric {
-    /// Returns the name of its series.
-    #[must_use]
-    pub fn series_name(&self) -> String {
-        match self.kind {
-            MetricKind::Gauge | MetricKind::CounterWithoutSuffix => self.name.to_owned(),
-            MetricKind::Counter => format!("{}_total", self.name),
-        }
+pub(super) const fn counter(name: &'static str, help: &'static str) -> Metric {
+    Metric {
+        name,
+        help,
+        kind: MetricKind::Counter,
     }
 }
 
@@ -109,11 +104,10 @@ const DRIVER: Metric = gauge("onh_driver_up", "1 if the driver answers, 0 if it 
 const DRIVER_DOWN: Metric = gauge("onh_driver_down_info", "Why the driver does not answer");
 const TEMPERATURE: Metric = gauge("onh_gpu_temperature_celsius", "Temperature of the GPU");
 const POWER: Metric = gauge("onh_gpu_power_watts", "Power that the GPU's board uses");
-const XID_ERRORS: Metric = Metric {
-    name: "onh_gpu_xid_errors",
-    help: "Errors that the driver reported, by NVIDIA's number",
-    kind: MetricKind::Counter,
-};
+const XID_ERRORS: Metric = counter(
+    "onh_gpu_xid_errors_total",
+    "Errors that the driver reported, by NVIDIA's number",
+);
 const MPS_READY: Metric = gauge(
     "onh_mps_ready",
     "1 if the MPS daemon of the GPU serves clients, 0 if it does not",

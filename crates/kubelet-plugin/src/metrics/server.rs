@@ -16,10 +16,7 @@ use std::time::{Duration, Instant};
 use base::report::line;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{
-    ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
-    HeaderValue,
-};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -33,7 +30,7 @@ use tokio::time::{sleep, timeout};
 use super::dcgm;
 use super::readings::Readings;
 use super::series::{MetricSources, Series, series};
-use super::text::{self, ExpositionFormat};
+use super::text;
 use crate::kubelet::Status;
 use crate::kubelet::pods::{self, PodContainers};
 use crate::node::Offer;
@@ -209,28 +206,13 @@ impl Server {
             return plain(StatusCode::OK, "ok\n");
         }
         let containers = self.containers().await;
-        let format = ExpositionFormat::preferred(&list(request.headers(), &ACCEPT));
-        let Ok(text) = text::text(
-            self.series(containers),
-            self.sources.latency.clone(),
-            format,
-        ) else {
-            return plain(
+        match text::text(self.series(containers), self.sources.latency.clone()) {
+            Ok(text) => response(StatusCode::OK, text::CONTENT_TYPE, text),
+            Err(_) => plain(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "cannot write the metrics\n",
-            );
-        };
-        let content_type = format.content_type();
-        if text::accepts_gzip(&list(request.headers(), &ACCEPT_ENCODING))
-            && let Ok(compressed) = text::gzip(&text)
-        {
-            let mut response = response(StatusCode::OK, content_type, compressed);
-            response
-                .headers_mut()
-                .insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-            return response;
+            ),
         }
-        response(StatusCode::OK, content_type, text)
     }
 
     async fn containers(&self) -> Option<PodContainers> {
@@ -274,16 +256,6 @@ impl Server {
     }
 }
 
-/// Returns the list in a header. A header can be repeated, which is the same as a list.
-fn list(headers: &HeaderMap, name: &HeaderName) -> String {
-    let values: Vec<&str> = headers
-        .get_all(name)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .collect();
-    values.join(",")
-}
-
 fn plain(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
     response(status, "text/plain; charset=utf-8", body)
 }
@@ -304,8 +276,6 @@ fn response(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
-
     use crate::metrics::timed;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::UnixListener;
@@ -353,37 +323,6 @@ mod tests {
     }
 
     const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
-
-    #[tokio::test]
-    async fn a_client_that_accepts_gzip_gets_less() {
-        let dir = tempfile::tempdir().unwrap();
-        let address = start(dir.path()).await;
-        let answer = async |path: &str, encodings: &str| {
-            let request = format!(
-                "GET {path} HTTP/1.1\r\nHost: node\r\nAccept-Encoding: {encodings}\r\n\r\n"
-            );
-            let mut stream = connect(address, request.as_bytes()).await;
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer).await.unwrap();
-            let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
-            let body = answer.split_off(end.unwrap() + 4);
-            (String::from_utf8(answer).unwrap(), body)
-        };
-        let (_, plain) = answer("/metrics", "identity").await;
-        assert!(plain.starts_with(b"# HELP "));
-        let (headers, compressed) = answer("/metrics", "deflate, gzip").await;
-        assert!(headers.contains("content-encoding: gzip\r\n"), "{headers}");
-        assert!(headers.contains("openmetrics-text"), "{headers}");
-        let length = format!("content-length: {}\r\n", compressed.len());
-        assert!(headers.contains(&length) && compressed.len() < plain.len() / 2);
-        let mut text = Vec::new();
-        flate2::read::GzDecoder::new(&*compressed)
-            .read_to_end(&mut text)
-            .unwrap();
-        assert!(text.starts_with(b"# HELP ") && text.ends_with(b"# EOF\n"));
-        let (headers, body) = answer("/healthz", "gzip").await;
-        assert!(!headers.contains("content-encoding") && body == b"ok\n");
-    }
 
     /// A user of the node opens connections while Prometheus waits for the kubelet.
     #[tokio::test]
