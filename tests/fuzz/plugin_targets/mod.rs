@@ -17,8 +17,7 @@ mod shared;
 
 use kubelet_plugin::metrics::dcgm;
 use kubelet_plugin::metrics::series::{MetricSources, series};
-use kubelet_plugin::metrics::text::text;
-use kubelet_plugin::metrics::timed;
+use kubelet_plugin::metrics::text::{latency, text};
 use kubelet_plugin::settings::values::MetricsNames;
 
 /// Checks that Prometheus can parse the metrics.
@@ -27,7 +26,7 @@ pub fn check_metrics(mut sources: MetricSources) {
     sources.names = vec![MetricsNames::Gke, MetricsNames::DcgmPerContainer];
     let mut all = series(&sources);
     dcgm::extend(&sources, &mut all);
-    let text = text(all, timed::latency()).expect("memory does not fail");
+    let text = text(all, latency()).expect("memory does not fail");
     // str::lines would also remove a carriage return.
     for line in text.split_terminator('\n') {
         assert!(line.starts_with("# ") || is_series(line), "{line:?}");

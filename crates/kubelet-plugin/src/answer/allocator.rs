@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nvidia_host::config::Config;
 use nvidia_host::edits::decide;
@@ -11,6 +12,7 @@ use nvidia_host::feature::Features;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device as HostDevice;
 use nvidia_host::mps;
+use prometheus_client::metrics::histogram::Histogram;
 use tokio::sync::watch;
 
 use base::report::Finding;
@@ -29,37 +31,20 @@ use crate::strategy::{self, Chooser};
 /// Answers from the newest offer.
 #[derive(Debug)]
 pub struct NodeAllocator {
-    settings: Settings,
-    offer: watch::Receiver<Offer>,
-    chooser: Arc<Chooser>,
+    /// The settings
+    pub settings: Settings,
+    /// The newest offer
+    pub offer: watch::Receiver<Offer>,
+    /// Chooses how containers get their devices
+    pub chooser: Arc<Chooser>,
     /// `None` if the process keeps no CDI specs for the device plugin
-    specs: Option<SharedSpecs>,
+    pub specs: Option<SharedSpecs>,
+    /// The time of each answer to Allocate, also of refusals
+    pub latency: Histogram,
 }
 
 impl NodeAllocator {
-    /// Creates an allocator.
-    #[must_use]
-    pub const fn new(
-        settings: Settings,
-        offer: watch::Receiver<Offer>,
-        chooser: Arc<Chooser>,
-        specs: Option<SharedSpecs>,
-    ) -> Self {
-        Self {
-            settings,
-            offer,
-            chooser,
-            specs,
-        }
-    }
-}
-
-impl Allocator for NodeAllocator {
-    fn allocate(
-        &self,
-        resource: &str,
-        ids: &[String],
-    ) -> Result<ContainerAllocateResponse, Refusal> {
+    fn answer(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         let strategies = self.chooser.current().strategies;
         let offer = self.offer.borrow();
         let restored = match &self.specs {
@@ -74,6 +59,19 @@ impl Allocator for NodeAllocator {
             in_specs,
         };
         allocate(&sources, resource, ids)
+    }
+}
+
+impl Allocator for NodeAllocator {
+    fn allocate(
+        &self,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, Refusal> {
+        let start = Instant::now();
+        let answer = self.answer(resource, ids);
+        self.latency.observe(start.elapsed().as_secs_f64());
+        answer
     }
 
     fn prefer(
@@ -103,25 +101,12 @@ impl Allocator for NodeAllocator {
 /// Examines the host for claims, whose devices are in a CDI spec.
 #[derive(Debug)]
 pub struct ClaimCheck {
-    settings: Settings,
-    offer: watch::Receiver<Offer>,
-    specs: SharedSpecs,
-}
-
-impl ClaimCheck {
-    /// Creates a check with the CDI specs for claims.
-    #[must_use]
-    pub const fn new(
-        settings: Settings,
-        offer: watch::Receiver<Offer>,
-        specs: SharedSpecs,
-    ) -> Self {
-        Self {
-            settings,
-            offer,
-            specs,
-        }
-    }
+    /// The settings
+    pub settings: Settings,
+    /// The newest offer
+    pub offer: watch::Receiver<Offer>,
+    /// The CDI specs for claims
+    pub specs: SharedSpecs,
 }
 
 impl HostCheck for ClaimCheck {

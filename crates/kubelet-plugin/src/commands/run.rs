@@ -30,7 +30,7 @@ use crate::kubelet::kept::Keeper;
 use crate::kubelet::socket::KubeletDirs;
 use crate::log::Log;
 use crate::metrics::server::{self, Sources};
-use crate::metrics::timed::{self, Timed};
+use crate::metrics::text;
 use crate::monitor::supervisor;
 use crate::node::host;
 use crate::nri::answer::NodePlugin;
@@ -58,7 +58,7 @@ pub async fn run(
     let (updates, received) = mpsc::channel(64);
     let (commands, received_commands) = mpsc::channel(1);
     let (status, registrations) = watch::channel(kubelet::Status::default());
-    let latency = timed::latency();
+    let latency = text::latency();
 
     let mut state = NodeState::new(&settings, &role);
     let outlets = Outlets::new(&settings, &role, &mut state, registrations.clone(), log);
@@ -83,12 +83,17 @@ pub async fn run(
     let end = ended(signals, claims.is_some(), stopping);
     let claims = claims.map(|(options, pool)| dra::serve(options, pool, log));
     let follows = matches!(role, Role::DevicePlugin(_)).then(|| Arc::clone(&chooser).follow());
-    let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser, shared);
-    let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
+    let allocator = NodeAllocator {
+        settings: settings.clone(),
+        offer: outlets.offer(),
+        chooser,
+        specs: shared,
+        latency,
+    };
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
         let dirs = KubeletDirs::of(&settings.kubelet_dir);
-        kubelet::serve(dirs, outlets.list(), allocator, status, note)
+        kubelet::serve(dirs, outlets.list(), Arc::new(allocator), status, note)
     });
     let control = role.run_dir().map(|dir| serve_control(dir, commands, log));
     let mut agent = Agent::new(&settings, config_path, state, specs, outlets, log);
@@ -223,7 +228,11 @@ fn claims(
     };
     (options.keeper, options.stopping) = (keeper, Arc::clone(stopping));
     if let Some(specs) = specs.of(CLAIMS) {
-        let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
+        let check = ClaimCheck {
+            settings: settings.clone(),
+            offer: outlets.offer(),
+            specs,
+        };
         options.host = Some(Arc::new(check));
     }
     Some((options, pool))

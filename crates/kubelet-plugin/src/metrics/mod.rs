@@ -6,7 +6,6 @@
 //! | [`series`] | decides which series follow, and attributes devices to containers |
 //! | [`dcgm`] | the series with the names of NVIDIA's DCGM exporter |
 //! | [`text`] | the format |
-//! | [`timed`] | measures answers to the kubelet |
 //! | [`server`] | HTTP |
 
 pub mod dcgm;
@@ -14,4 +13,3 @@ pub mod readings;
 pub mod series;
 pub mod server;
 pub mod text;
-pub mod timed;

@@ -276,7 +276,6 @@ fn response(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::timed;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::UnixListener;
     use tokio::sync::mpsc;
@@ -295,7 +294,7 @@ mod tests {
             offer: watch::channel(Offer::default()).1,
             readings: watch::channel(Readings::default()).1,
             status: watch::channel(Status::default()).1,
-            latency: timed::latency(),
+            latency: text::latency(),
             pod_resources: kubelet,
             names: Vec::new(),
             node: "node".to_owned(),

@@ -15,8 +15,17 @@ use super::series::{METRICS, MetricKind, Series};
 /// The name of the histogram.
 pub const LATENCY: &str = "onh_allocate_duration_seconds";
 
+/// Its upper bounds in seconds. The kubelet waits for ten seconds.
+const BOUNDS: [f64; 9] = [0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5, 10.0];
+
 /// The value of `Content-Type`.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Creates the histogram.
+#[must_use]
+pub fn latency() -> Histogram {
+    Histogram::new(BOUNDS)
+}
 
 /// Returns the text. The crate writes OpenMetrics, which has the same syntax apart from its last line. A counter there has the suffix
 /// `_total` in its series only, and a gauge has none, so the series of counters are written as gauges.
@@ -72,7 +81,7 @@ mod tests {
         let hostile = "a\\b\"c\nd 1.0\n# TYPE e counter\r\0\u{1b}[2J\u{2028}ä}{,=";
         let labels = vec![("uuid", hostile.to_owned()), ("reason", "\\".to_owned())];
         let series = Series::from([(METRICS[9], vec![(labels, 1.0)])]);
-        let text = text(series, super::super::timed::latency()).unwrap();
+        let text = text(series, latency()).unwrap();
         let start = "onh_gpu_health{uuid=\"";
         let lines: Vec<&str> = text
             .split('\n')

@@ -2,13 +2,11 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::kubelet::Registration;
-use crate::metrics::text::text;
-use crate::metrics::timed;
-use crate::model::{Allocator, Refusal, Resource, ResourceDevice};
+use crate::metrics::text::{latency, text};
+use crate::model::{Resource, ResourceDevice};
 use crate::monitor::message::{EventKind, GpuEvent, Measured, Sample};
 use crate::monitor::update::{Driver, Update};
 use crate::node::gpus::tests::gpu;
-use crate::proto::ContainerAllocateResponse;
 
 fn resource(name: &str, ids: &[(&str, &str)]) -> Resource {
     let device = |(id, gpu): &(&str, &str)| ResourceDevice {
@@ -127,7 +125,7 @@ fn facts() -> MetricSources {
 }
 
 fn lines(facts: &MetricSources, names: &[&str]) -> Vec<String> {
-    let text = text(series(facts), timed::latency()).unwrap();
+    let text = text(series(facts), latency()).unwrap();
     let is_named = |line: &&str| {
         names
             .iter()
@@ -286,7 +284,7 @@ fn series_of_the_node() {
 fn the_driver_and_its_reason() {
     let mut facts = MetricSources::default();
     let found = |facts: &MetricSources| -> Vec<String> {
-        let text = text(series(facts), timed::latency()).unwrap();
+        let text = text(series(facts), latency()).unwrap();
         text.lines()
             .filter(|line| line.starts_with("onh_driver"))
             .map(str::to_owned)
@@ -352,19 +350,8 @@ fn values_that_are_not_supported_are_absent() {
 
 #[test]
 fn a_histogram_of_all_answers() {
-    struct Refuses;
-    impl Allocator for Refuses {
-        fn allocate(&self, _: &str, _: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
-            Err(Refusal::new("no"))
-        }
-        fn prefer(&self, _: &str, _: &[String], _: &[String], _: usize) -> Vec<String> {
-            vec!["GPU-0".to_owned()]
-        }
-    }
-    let latency = timed::latency();
-    let timed = timed::Timed::new(std::sync::Arc::new(Refuses), latency.clone());
-    assert!(timed.allocate("nvidia.com/gpu", &[]).is_err());
-    assert_eq!(timed.prefer("nvidia.com/gpu", &[], &[], 1), ["GPU-0"]);
+    let latency = latency();
+    latency.observe(9.0);
     let text = text(Series::new(), latency).unwrap();
     assert!(
         text.starts_with("# HELP onh_allocate_duration_seconds "),
