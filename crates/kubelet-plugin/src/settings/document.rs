@@ -60,13 +60,8 @@ impl<'a> ConfigDocument<'a> {
 
     /// Reports a key that has no effect.
     pub(super) fn no_effect(&mut self, key: &[&str], why: &str) {
-        self.report(key, why, |_| {});
-    }
-
-    fn report(&mut self, key: &[&str], why: &str, change: impl Fn(&mut Finding)) {
         let place = format!("{:?} line {}: {}", self.path, self.line(key), key.join("."));
-        let mut finding = no_effect(&place, why);
-        change(&mut finding);
+        let finding = no_effect(&place, why);
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
@@ -75,13 +70,6 @@ impl<'a> ConfigDocument<'a> {
     /// Reports an unknown key.
     pub(super) fn unknown(&mut self, key: &[&str]) {
         self.no_effect(key, "the key is unknown");
-    }
-
-    /// Reports a key that must be below another one.
-    pub(super) fn misplaced(&mut self, key: &[&str], place: &str) {
-        self.report(key, "the key is in the wrong place", |finding| {
-            finding.fix = format!("move it below {place}");
-        });
     }
 
     /// Returns a string.

@@ -47,10 +47,6 @@ pub fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Fin
             }
             return Err(file.invalid(&keys, expected));
         }
-        if let Some((depth, place)) = misplaced(&keys) {
-            file.misplaced(keys.get(..depth).unwrap_or_default(), place);
-            continue;
-        }
         match *keys {
             // Options of gpu-feature-discovery, which reads the same file
             ["version"] | ["flags", "gfd", ..] => {}
@@ -90,24 +86,6 @@ pub fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Fin
     }
     lists.apply(settings, &mut file)?;
     Ok(file.findings)
-}
-
-/// Returns the number of keys that lead to a known one in the wrong place, and the place in which it has an effect.
-fn misplaced(keys: &[&str]) -> Option<(usize, &'static str)> {
-    for (number, key) in keys.iter().enumerate() {
-        let above = keys.get(..number).unwrap_or_default();
-        let place = match *key {
-            "timeSlicing" | "mps" if above != ["sharing"] => "sharing",
-            "renameByDefault" | "failRequestsGreaterThanOne"
-                if !matches!(above, ["sharing", "timeSlicing" | "mps"]) =>
-            {
-                "sharing.timeSlicing"
-            }
-            _ => continue,
-        };
-        return Some((number + 1, place));
-    }
-    None
 }
 
 /// Returns what a key must have as its value if it groups other keys.
