@@ -31,12 +31,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fake_api::{FakeApi, Fault, Hostile, NODE};
 use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::plugin::FakePlugin;
+use fake_kubelet::thread::Thread;
 use fake_kubelet::{Container, FakeKubelet};
 use kubelet_plugin::dra::devices::{ClaimDevice, MpsLimits, Value};
 use kubelet_plugin::dra::pace::{self, Pace};
@@ -47,7 +47,7 @@ use kubelet_plugin::log::Log;
 use kubelet_plugin::settings::Settings;
 use serde_json::json;
 use tempfile::TempDir;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 const DRIVER: &str = "gpu.nvidia.com";
 
@@ -128,8 +128,7 @@ struct Driver {
     registered: Arc<watch::Sender<Option<bool>>>,
     stopping: Arc<watch::Sender<bool>>,
     unpublished: Arc<watch::Sender<Option<String>>>,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
 }
 
 impl Driver {
@@ -165,33 +164,20 @@ impl Driver {
         let stopping = Arc::clone(&options.stopping);
         let unpublished = Arc::clone(&options.unpublished);
         let (pool, receiver) = watch::channel(pool);
-        let (stop, stopped) = oneshot::channel::<()>();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                tokio::select! {
-                    () = dra::serve(options, receiver, Log::new()) => {}
-                    _ = stopped => {}
-                }
-            });
-        });
+        let thread = Thread::run(async move || dra::serve(options, receiver, Log::new()).await);
         Self {
             pool,
             registered,
             stopping,
             unpublished,
-            stop: Some(stop),
-            thread: Some(thread),
+            thread,
         }
     }
 
     /// Ends as after SIGTERM. Without it, dropping is like a process that is killed.
-    fn end(mut self) {
+    fn end(self) {
         self.stopping.send_replace(true);
-        self.thread.take().unwrap().join().unwrap();
+        self.thread.join();
     }
 
     fn is_registered(&self) -> bool {
@@ -200,15 +186,6 @@ impl Driver {
 
     fn set(&self, unhealthy: &[Option<&str>]) {
         self.pool.send_replace(pool(unhealthy));
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
     }
 }
 

@@ -26,17 +26,18 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fake_kubelet::plugin::FakePlugin;
+use fake_kubelet::thread::Thread;
 use fake_kubelet::{Event, FakeKubelet, State};
 use kubelet_plugin::kubelet::socket::KubeletDirs;
 use kubelet_plugin::kubelet::{self, Registration, Status};
 use kubelet_plugin::model::{Allocator, Refusal, Resource, ResourceDevice};
-use kubelet_plugin::proto::ContainerAllocateResponse;
+use kubelet_plugin::proto::device_plugin_client::DevicePluginClient;
+use kubelet_plugin::proto::{ContainerAllocateResponse, Empty};
 use tempfile::TempDir;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 const GPU: &str = "nvidia.com/gpu";
 const SOCKET: &str = "device-plugins/oci-nvidia-gpu.sock";
@@ -114,8 +115,7 @@ struct Plugin {
     list: watch::Sender<Arc<Vec<Resource>>>,
     status: watch::Receiver<Status>,
     events: Arc<Mutex<Vec<kubelet::Event>>>,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<Result<(), String>>>,
+    thread: Thread<String>,
 }
 
 impl Plugin {
@@ -130,30 +130,19 @@ impl Plugin {
     fn start_in(dirs: KubeletDirs, resources: Vec<Resource>) -> Self {
         let (list, resources) = watch::channel(Arc::new(resources));
         let (sender, status) = watch::channel(Status::new());
-        let (stop, stopped) = oneshot::channel::<()>();
         let events = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&events);
         let log: kubelet::Log = Arc::new(move |event| log.lock().unwrap().push(event.clone()));
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                tokio::select! {
-                    result = kubelet::serve(dirs, resources, Arc::new(TestAllocator), sender, log) => {
-                        Err(format!("{:#}", result.unwrap_err()))
-                    }
-                    _ = stopped => Ok(()),
-                }
-            })
+        let thread = Thread::run(async move || {
+            let allocator = Arc::new(TestAllocator);
+            let result = kubelet::serve(dirs, resources, allocator, sender, log).await;
+            format!("{:#}", result.unwrap_err())
         });
         Self {
             list,
             status,
             events,
-            stop: Some(stop),
-            thread: Some(thread),
+            thread,
         }
     }
 
@@ -176,19 +165,6 @@ impl Plugin {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-
-    fn end(&mut self) -> Result<(), String> {
-        drop(self.stop.take());
-        self.thread
-            .take()
-            .map_or(Ok(()), |thread| thread.join().unwrap())
-    }
-}
-
-impl Drop for Plugin {
-    fn drop(&mut self) {
-        let _ = self.end();
     }
 }
 
@@ -745,8 +721,8 @@ fn a_second_process_does_not_interfere() {
 }
 
 fn the_end_is_not_an_empty_list() {
-    let (dir, kubelet, mut plugin) = registered();
-    plugin.end().unwrap();
+    let (dir, kubelet, plugin) = registered();
+    assert_eq!(plugin.thread.stop(), None);
     kubelet.wait("the end", SOON, |state| state.count(is_end) == 1);
     let lists = |event: &Event| matches!(event, Event::List { devices, .. } if devices.len() == 2);
     let state = kubelet.state();
@@ -800,9 +776,7 @@ fn a_kubelet_with_another_root_directory() {
 fn a_long_path_is_an_error() {
     let dir = scratch();
     let long = dir.path().join("d".repeat(90));
-    let mut plugin = Plugin::start(&long, two_gpus());
-    let thread = plugin.thread.take().unwrap();
-    let error = thread.join().unwrap().unwrap_err();
+    let error = Plugin::start(&long, two_gpus()).thread.join().unwrap();
     assert!(error.contains("the limit is 107"), "{error}");
 }
 
@@ -928,35 +902,23 @@ fn hostile_bytes_do_no_harm() {
 fn the_stream_of_a_tool_does_not_count() {
     let (dir, kubelet, _plugin) = registered();
     let path: PathBuf = dir.path().join(SOCKET);
-    let (listed, is_listed) = std::sync::mpsc::channel();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let tool = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let channel = fake_kubelet::dial(path).await.unwrap();
-            let mut plugin =
-                kubelet_plugin::proto::device_plugin_client::DevicePluginClient::new(channel);
-            let mut stream = plugin
-                .list_and_watch(kubelet_plugin::proto::Empty {})
-                .await
-                .unwrap()
-                .into_inner();
-            listed
-                .send(stream.message().await.unwrap().unwrap().devices.len())
-                .unwrap();
-            let _ = stopped.await;
+    let (tool, _) = Thread::serve(async move || {
+        let channel = fake_kubelet::dial(path).await.unwrap();
+        let mut plugin = DevicePluginClient::new(channel);
+        let stream = plugin.list_and_watch(Empty {}).await.unwrap();
+        let mut stream = stream.into_inner();
+        let list = stream.message().await.unwrap().unwrap();
+        assert_eq!(list.devices.len(), 2);
+        tokio::spawn(async move {
+            std::future::pending::<()>().await;
+            drop((plugin, stream));
         });
     });
-    assert_eq!(is_listed.recv().unwrap(), 2);
     kubelet.cut(GPU);
     kubelet.wait("a registration", SOON, |state| {
         is_live(state) && state.registrations(GPU) == 2
     });
-    drop(stop);
-    tool.join().unwrap();
+    drop(tool);
     kubelet.stays("the stream", A_WHILE, |state| {
         is_live(state) && state.registrations(GPU) == 2
     });

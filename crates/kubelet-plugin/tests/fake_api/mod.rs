@@ -10,9 +10,8 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::MutexGuard;
+use std::time::Duration;
 
 use certificates::Certificates;
 use http_body_util::{BodyExt, StreamBody};
@@ -23,10 +22,12 @@ use hyper_util::rt::TokioIo;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use super::fake_kubelet::thread::{self, Thread};
 
 pub const NODE: &str = "node-1";
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
@@ -220,17 +221,7 @@ impl Hostile {
     }
 }
 
-#[derive(Clone, Debug, Default)]
-struct Shared(Arc<(Mutex<State>, Condvar)>);
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0
-            .0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
+type Shared = thread::Shared<State>;
 
 /// An API server. It can be stopped and started again at its address, and keeps its objects.
 #[derive(Debug)]
@@ -241,7 +232,7 @@ pub struct FakeApi {
     address: SocketAddr,
     /// Has the address for as long as the value exists: while the server is stopped, the kernel gives its port to no other socket.
     _reserved: TcpSocket,
-    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    running: Option<Thread>,
 }
 
 impl FakeApi {
@@ -276,35 +267,18 @@ impl FakeApi {
     }
 
     pub fn run(&mut self) {
-        let (stop, stopped) = oneshot::channel();
-        let (ready, is_ready) = std::sync::mpsc::channel();
         let (shared, address) = (self.shared.clone(), self.address);
         let config = self.certificates.server();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                let listener = tokio::net::TcpListener::bind(address).await.unwrap();
-                ready.send(()).unwrap();
-                let acceptor = TlsAcceptor::from(config);
-                tokio::select! {
-                    () = serve(listener, acceptor, shared) => {}
-                    _ = stopped => {}
-                }
-            });
+        let (running, _) = Thread::serve(async move || {
+            let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+            tokio::spawn(serve(listener, TlsAcceptor::from(config), shared));
         });
-        is_ready.recv().unwrap();
-        self.running = Some((stop, thread));
+        self.running = Some(running);
     }
 
     pub fn stop(&mut self) {
         self.state().cut();
-        if let Some((stop, thread)) = self.running.take() {
-            drop(stop);
-            thread.join().unwrap();
-        }
+        self.running = None;
     }
 
     /// The state at this moment. It does not change until the guard is dropped.
@@ -315,15 +289,7 @@ impl FakeApi {
     /// Waits until the state is so, and returns how long that took.
     #[track_caller]
     pub fn wait(&self, what: &str, most: Duration, is: impl Fn(&State) -> bool) -> Duration {
-        let start = Instant::now();
-        let mut state = self.state();
-        while !is(&state) {
-            let left = most.checked_sub(start.elapsed());
-            let left = left.unwrap_or_else(|| panic!("not within {most:?}: {what}: {:#?}", *state));
-            let waited = self.shared.0.1.wait_timeout(state, left);
-            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
-        }
-        start.elapsed()
+        self.shared.wait(what, most, is)
     }
 }
 
@@ -415,7 +381,7 @@ async fn answer(
         http_body_util::Full::new(Bytes::from(value.to_string())).boxed_unsync()
     };
     drop(state);
-    shared.0.1.notify_all();
+    shared.change(|_| ());
     Ok(response.body(body).unwrap())
 }
 

@@ -5,9 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kubelet_plugin::kubelet::socket::SocketId;
 use kubelet_plugin::proto::dra::v1;
@@ -15,9 +13,10 @@ use kubelet_plugin::proto::health::v1alpha1::NodeWatchResourcesRequest;
 use kubelet_plugin::proto::health::v1alpha1::dra_resource_health_client::DraResourceHealthClient;
 use kubelet_plugin::proto::pluginregistration::registration_client::RegistrationClient;
 use kubelet_plugin::proto::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus};
-use tokio::sync::oneshot;
 use tonic::transport::Channel;
 use v1::dra_plugin_client::DraPluginClient;
+
+use super::thread::{Shared, Thread};
 
 /// What a test can inspect.
 #[derive(Clone, Debug, Default)]
@@ -32,10 +31,9 @@ pub struct State {
 /// The part of a kubelet for claims. Dropping it closes all connections, as the end of a process does.
 #[derive(Debug)]
 pub struct DraKubelet {
-    state: Arc<Mutex<State>>,
+    state: Shared<State>,
     runtime: tokio::runtime::Handle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Thread,
 }
 
 impl DraKubelet {
@@ -43,47 +41,25 @@ impl DraKubelet {
     pub fn start(dir: &Path) -> Self {
         let registry = dir.join("plugins_registry");
         std::fs::create_dir_all(&registry).unwrap();
-        let state = Arc::new(Mutex::new(State::default()));
-        let (stop, stopped) = oneshot::channel();
-        let (ready, is_ready) = std::sync::mpsc::channel();
-        let shared = Arc::clone(&state);
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                ready.send(tokio::runtime::Handle::current()).unwrap();
-                tokio::select! {
-                    () = watch(&registry, &shared) => {}
-                    _ = stopped => {}
-                }
-            });
+        let state = Shared::default();
+        let shared = state.clone();
+        let (_thread, runtime) = Thread::serve(async move || {
+            tokio::spawn(watch(registry, shared));
         });
         Self {
             state,
-            runtime: is_ready.recv().unwrap(),
-            stop: Some(stop),
-            thread: Some(thread),
+            runtime,
+            _thread,
         }
     }
 
     pub fn state(&self) -> State {
-        self.state.lock().unwrap().clone()
+        self.state.lock().clone()
     }
 
     #[track_caller]
     pub fn wait(&self, what: &str, most: Duration, is: impl Fn(&State) -> bool) -> Duration {
-        let start = Instant::now();
-        while !is(&self.state()) {
-            assert!(
-                start.elapsed() < most,
-                "not within {most:?}: {what}: {:#?}",
-                self.state()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        start.elapsed()
+        self.state.wait(what, most, is)
     }
 
     /// Has the driver prepare claims, which are given by name and UID.
@@ -162,15 +138,6 @@ impl DraKubelet {
     }
 }
 
-impl Drop for DraKubelet {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 fn wire(claims: &[(&str, &str)]) -> Vec<v1::Claim> {
     let claim = |(name, uid): &(&str, &str)| v1::Claim {
         namespace: "default".to_owned(),
@@ -187,10 +154,10 @@ async fn client(endpoint: PathBuf) -> Result<DraPluginClient<Channel>, String> {
         .map_err(|error| error.to_string())
 }
 
-async fn watch(registry: &Path, state: &Arc<Mutex<State>>) {
+async fn watch(registry: PathBuf, state: Shared<State>) {
     let mut known: BTreeMap<PathBuf, (SocketId, String)> = BTreeMap::new();
     loop {
-        let files = std::fs::read_dir(registry).into_iter().flatten().flatten();
+        let files = std::fs::read_dir(&registry).into_iter().flatten().flatten();
         let sockets = files
             .filter(|file| file.file_type().is_ok_and(|kind| kind.is_socket()))
             .map(|file| file.path());
@@ -200,7 +167,7 @@ async fn watch(registry: &Path, state: &Arc<Mutex<State>>) {
         known.retain(|path, (id, driver)| {
             let stays = seen.get(path) == Some(id);
             if !stays {
-                state.lock().unwrap().drivers.remove(driver);
+                state.change(|state| state.drivers.remove(driver));
             }
             stays
         });
@@ -208,7 +175,7 @@ async fn watch(registry: &Path, state: &Arc<Mutex<State>>) {
             if known.contains_key(&path) {
                 continue;
             }
-            if let Some(driver) = register(&path, state).await {
+            if let Some(driver) = register(&path, &state).await {
                 known.insert(path, (id, driver));
             }
         }
@@ -217,7 +184,7 @@ async fn watch(registry: &Path, state: &Arc<Mutex<State>>) {
 }
 
 /// As `handleRegistration` of the kubelet, with its limits.
-async fn register(path: &Path, state: &Arc<Mutex<State>>) -> Option<String> {
+async fn register(path: &Path, state: &Shared<State>) -> Option<String> {
     let mut plugin = RegistrationClient::new(super::dial(path.to_owned()).await.ok()?);
     let info = tokio::time::timeout(Duration::from_secs(1), plugin.get_info(InfoRequest {}))
         .await
@@ -233,12 +200,11 @@ async fn register(path: &Path, state: &Arc<Mutex<State>>) -> Option<String> {
     assert_eq!(best.map(String::as_str), Some("v1.DRAPlugin"));
     let channel = super::dial(PathBuf::from(&info.endpoint)).await.ok()?;
     let name = info.name.clone();
-    {
-        let mut state = state.lock().unwrap();
+    state.change(|state| {
         state.drivers.insert(name.clone(), info);
         state.registrations += 1;
-    }
-    tokio::spawn(read_health(channel, Arc::clone(state)));
+    });
+    tokio::spawn(read_health(channel, state.clone()));
     plugin
         .notify_registration_status(RegistrationStatus {
             plugin_registered: true,
@@ -249,7 +215,7 @@ async fn register(path: &Path, state: &Arc<Mutex<State>>) -> Option<String> {
     Some(name)
 }
 
-async fn read_health(channel: Channel, state: Arc<Mutex<State>>) {
+async fn read_health(channel: Channel, state: Shared<State>) {
     let mut client = DraResourceHealthClient::new(channel);
     let Ok(stream) = client
         .node_watch_resources(NodeWatchResourcesRequest {})
@@ -266,7 +232,8 @@ async fn read_health(channel: Channel, state: Arc<Mutex<State>>) {
                 (is_healthy, device.message),
             )
         };
-        state.lock().unwrap().health = report.devices.into_iter().map(device).collect();
+        let health = report.devices.into_iter().map(device).collect();
+        state.change(|state| state.health = health);
     }
-    state.lock().unwrap().health.clear();
+    state.change(|state| state.health.clear());
 }

@@ -8,12 +8,12 @@
 
 pub mod dra;
 pub mod plugin;
+pub mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
@@ -29,10 +29,12 @@ use kubelet_plugin::proto::podresources::{
 };
 use kubelet_plugin::proto::registration_server::{Registration, RegistrationServer};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
+
+use thread::Thread;
 
 /// What happened, in its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,20 +139,9 @@ impl State {
     }
 }
 
-#[derive(Clone, Debug, Default)]
-struct Shared(Arc<(Mutex<State>, Condvar)>);
+type Shared = thread::Shared<State>;
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.0.lock().unwrap()
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let result = change(&mut self.lock());
-        self.0.1.notify_all();
-        result
-    }
-
     fn log(&self, event: Event) {
         self.change(|state| state.events.push((Instant::now(), event)));
     }
@@ -161,8 +152,7 @@ impl Shared {
 pub struct FakeKubelet {
     shared: Shared,
     runtime: tokio::runtime::Handle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Thread,
 }
 
 impl FakeKubelet {
@@ -176,25 +166,11 @@ impl FakeKubelet {
         let shared = Shared::default();
         *shared.lock() = state;
         let (dir, served) = (dir.to_owned(), shared.clone());
-        let (stop, stopped) = oneshot::channel();
-        let (ready, is_ready) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                serve(&dir, &served);
-                ready.send(runtime.handle().clone()).unwrap();
-                let _ = stopped.await;
-            });
-        });
-        let runtime = is_ready.recv().unwrap();
+        let (_thread, runtime) = Thread::serve(async move || serve(&dir, &served));
         Self {
             shared,
             runtime,
-            stop: Some(stop),
-            thread: Some(thread),
+            _thread,
         }
     }
 
@@ -206,14 +182,7 @@ impl FakeKubelet {
     /// Waits until the state is so, and returns how long that took.
     #[track_caller]
     pub fn wait(&self, what: &str, most: Duration, is: impl Fn(&State) -> bool) -> Duration {
-        let start = Instant::now();
-        let mut state = self.state();
-        while !is(&state) {
-            let left = most.checked_sub(start.elapsed());
-            let left = left.unwrap_or_else(|| panic!("not within {most:?}: {what}: {:#?}", *state));
-            state = self.shared.0.1.wait_timeout(state, left).unwrap().0;
-        }
-        start.elapsed()
+        self.shared.wait(what, most, is)
     }
 
     /// Waits until the condition of [`FakeKubelet::wait`] holds, and checks that it is not violated for some time.
@@ -303,15 +272,6 @@ impl FakeKubelet {
         let (sender, receiver) = std::sync::mpsc::channel();
         self.runtime.spawn(async move { sender.send(call.await) });
         receiver.recv().unwrap()
-    }
-}
-
-impl Drop for FakeKubelet {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -2,22 +2,21 @@
 
 use std::path::Path;
 use std::pin::Pin;
-use std::thread::JoinHandle;
 
 use kubelet_plugin::proto;
 use kubelet_plugin::proto::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use kubelet_plugin::proto::registration_client::RegistrationClient;
 use tokio::net::UnixListener;
-use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
+use super::thread::Thread;
+
 /// A plugin with these devices. Dropping it is as `kill -9`: its socket stays.
 #[derive(Debug)]
 pub struct FakePlugin {
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Thread,
 }
 
 impl FakePlugin {
@@ -35,41 +34,18 @@ impl FakePlugin {
             options: None,
         });
         let kubelet = dir.join("device-plugins/kubelet.sock");
-        let (stop, stopped) = oneshot::channel();
-        let (ready, is_ready) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                let listener = UnixListener::bind(path).unwrap();
-                super::spawn_server(
-                    Server::builder().add_service(DevicePluginServer::new(service)),
-                    listener,
-                );
-                if let Some(request) = request {
-                    let mut kubelet = RegistrationClient::new(super::dial(kubelet).await.unwrap());
-                    kubelet.register(request).await.unwrap();
-                }
-                ready.send(()).unwrap();
-                let _ = stopped.await;
-            });
+        let (_thread, _) = Thread::serve(async move || {
+            let listener = UnixListener::bind(path).unwrap();
+            super::spawn_server(
+                Server::builder().add_service(DevicePluginServer::new(service)),
+                listener,
+            );
+            if let Some(request) = request {
+                let mut kubelet = RegistrationClient::new(super::dial(kubelet).await.unwrap());
+                kubelet.register(request).await.unwrap();
+            }
         });
-        is_ready.recv().unwrap();
-        Self {
-            stop: Some(stop),
-            thread: Some(thread),
-        }
-    }
-}
-
-impl Drop for FakePlugin {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        Self { _thread }
     }
 }
 
