@@ -125,17 +125,6 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Examines the host when a claim is prepared. Nodes and files can disappear at any time, and an engine that misses one starts no
-/// container.
-pub trait HostCheck: fmt::Debug + Send + Sync + 'static {
-    /// Checks that a container can have the devices with these UUIDs now. It uses CUDA with those in `for_cuda`.
-    ///
-    /// # Errors
-    /// If a device node is missing or is another device, if the CDI spec lacks the device and cannot be written, or if the devices for CUDA are
-    /// not one GPU that MPS shares, or others.
-    fn check(&self, uuids: &[&str], for_cuda: &[&str]) -> Result<(), Refusal>;
-}
-
 /// Answers the kubelet's questions about devices.
 pub trait Allocator: Send + Sync + 'static {
     /// Returns what a container with these devices gets.

@@ -21,7 +21,7 @@ use findings::catalog;
 use super::layout::{ICDS, Layout};
 use super::{prefer, response};
 use crate::cdi_specs::SharedSpecs;
-use crate::model::{Allocator, HostCheck, InSpecs, Refusal, Resource, ResourceDevice};
+use crate::model::{Allocator, InSpecs, Refusal, Resource, ResourceDevice};
 use crate::node::Offer;
 use crate::proto::ContainerAllocateResponse;
 use crate::settings::values::DeviceListStrategy;
@@ -98,7 +98,8 @@ impl Allocator for NodeAllocator {
     }
 }
 
-/// Examines the host for claims, whose devices are in a CDI spec.
+/// Examines the host when a claim is prepared, whose devices are in a CDI spec. Nodes and files can disappear at any time, and an engine
+/// that misses one starts no container.
 #[derive(Debug)]
 pub struct ClaimCheck {
     /// The settings
@@ -109,8 +110,13 @@ pub struct ClaimCheck {
     pub specs: SharedSpecs,
 }
 
-impl HostCheck for ClaimCheck {
-    fn check(&self, uuids: &[&str], for_cuda: &[&str]) -> Result<(), Refusal> {
+impl ClaimCheck {
+    /// Checks that a container can have the devices with these UUIDs now. It uses CUDA with those in `for_cuda`.
+    ///
+    /// # Errors
+    /// If a device node is missing or is another device, if the CDI spec lacks the device and cannot be written, or if the devices for CUDA are
+    /// not one GPU that MPS shares, or others.
+    pub fn check(&self, uuids: &[&str], for_cuda: &[&str]) -> Result<(), Refusal> {
         let in_specs = self.specs.restored();
         for uuid in uuids {
             if let Some(why) = in_specs.why_missing(uuid) {

@@ -29,7 +29,6 @@ use tokio::time::{sleep, timeout};
 use tower::util::MapResponseLayer;
 
 use super::pace::{Pace, chance};
-use super::service::Claims;
 use crate::model::Refusal;
 use crate::node::host;
 
@@ -462,9 +461,16 @@ pub fn describe(error: &kube::Error) -> anyhow::Error {
     anyhow::anyhow!("the API server cannot be reached: {cause}")
 }
 
-#[tonic::async_trait]
-impl Claims for Access {
-    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, Refusal> {
+impl Access {
+    /// Reads a claim.
+    ///
+    /// # Errors
+    /// If the API server does not answer, or refuses it.
+    pub(super) async fn claim(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<ResourceClaim, Refusal> {
         let ask = async {
             let claims: Api<ResourceClaim> = Api::namespaced(self.client().await?, namespace);
             match in_time(self.get_patiently(&claims, name)).await? {

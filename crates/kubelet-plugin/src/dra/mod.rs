@@ -48,11 +48,11 @@ use base::report::Finding;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::answer::allocator::ClaimCheck;
 use crate::dir_events::DirEvents;
 use crate::kubelet::kept::Keeper;
 use crate::kubelet::socket::{KubeletDirs, SocketId};
 use crate::log::Log;
-use crate::model::HostCheck;
 use crate::settings::Settings;
 use crate::settings::values::TaintEffect;
 use access::Access;
@@ -88,7 +88,7 @@ pub struct DriverOptions {
     /// How long the publisher waits before another attempt
     pub pace: Pace,
     /// Examines the devices of a claim before it is prepared
-    pub host: Option<Arc<dyn HostCheck>>,
+    pub host: Option<Arc<ClaimCheck>>,
     /// Keeps the sockets open while the service restarts
     pub keeper: Arc<Keeper>,
     /// Becomes true when the process is about to end
@@ -152,13 +152,10 @@ async fn serve_devices(options: DriverOptions, pool: watch::Receiver<Pool>, log:
                 Ok(sockets) => {
                     reported = None;
                     let publisher = Publisher::new(publisher::PublisherOptions {
+                        options: options.clone(),
                         access: access.clone(),
-                        driver: options.driver.clone(),
-                        effect: options.effect,
                         pool: pool.clone(),
                         node: node.clone(),
-                        pace: options.pace,
-                        reported: options.unpublished.clone(),
                         log,
                     });
                     tokio::select! {
@@ -191,12 +188,10 @@ fn open(
         anyhow::bail!("the kubelet's directory {dir:?} cannot be used: {error}");
     }
     let service = service::ClaimService {
-        driver: options.driver.clone(),
-        effect: options.effect,
+        options: options.clone(),
         pool: pool.clone(),
-        claims: access.clone(),
+        access: access.clone(),
         node: node.subscribe(),
-        host: options.host.clone(),
     };
     let health = health::HealthService {
         pool: pool.clone(),

@@ -16,8 +16,9 @@ use super::config;
 use super::devices::ClaimDevice;
 use super::pool::Pool;
 use super::slice::taint_key;
+use crate::answer::allocator::ClaimCheck;
 use crate::cdi_specs;
-use crate::model::{HostCheck, Refusal};
+use crate::model::Refusal;
 use crate::proto::dra::v1;
 use crate::settings::values::TaintEffect;
 
@@ -42,7 +43,7 @@ pub fn prepare(
     claim: &ResourceClaim,
     uid: &str,
     known: &ClaimContext<'_>,
-    host: Option<&dyn HostCheck>,
+    host: Option<&ClaimCheck>,
 ) -> Result<Vec<v1::Device>, Refusal> {
     let name = claim_name(claim);
     if claim.metadata.uid.as_deref() != Some(uid) {

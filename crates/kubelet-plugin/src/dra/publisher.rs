@@ -20,13 +20,13 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 
+use super::DriverOptions;
 use super::access::{self, Access, describe, describe_slices};
-use super::pace::{Pace, chance, watch_length};
+use super::pace::{chance, watch_length};
 use super::plan::{Action, count_shares, keep_attributes, plan};
 use super::pool::Pool;
 use super::slice::{Owner, specs};
 use crate::log::Log;
-use crate::settings::values::TaintEffect;
 
 /// The least time between two attempts, and between two writes because of other programs.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -44,18 +44,11 @@ const MAX_WRITES: u32 = 2;
 /// What the publisher needs.
 #[derive(Debug)]
 pub(super) struct PublisherOptions {
+    pub(super) options: DriverOptions,
     pub(super) access: Arc<Access>,
-    /// The name of the driver
-    pub(super) driver: String,
-    /// The taint of a device that does not work
-    pub(super) effect: TaintEffect,
     pub(super) pool: watch::Receiver<Pool>,
     /// The name of the node, which the settings give or the credentials have; empty before
     pub(super) node: Arc<watch::Sender<String>>,
-    /// How long to wait before another attempt
-    pub(super) pace: Pace,
-    /// The problem that is in the log
-    pub(super) reported: Arc<watch::Sender<Option<String>>>,
     pub(super) log: Log,
 }
 
@@ -124,7 +117,7 @@ impl Publisher {
         loop {
             let begun = Instant::now();
             let Err(failure) = self.session().await;
-            if begun.elapsed() > self.parts.pace.first {
+            if begun.elapsed() > self.parts.options.pace.first {
                 self.failures = Failures::default();
             }
             let failures = self.failures.count(&failure);
@@ -153,7 +146,7 @@ impl Publisher {
     /// Waits before the next attempt. A change of the devices or the credentials ends the pause: it concerns one node, not all of a cluster.
     async fn pause(&mut self, failures: u32) {
         let asked = self.parts.access.take_retry_after();
-        let pause = self.parts.pace.pause(failures, asked, chance());
+        let pause = self.parts.options.pace.pause(failures, asked, chance());
         let end = Instant::now() + pause;
         let first = asked.unwrap_or_default().max(SHORTEST);
         let credentials = self.parts.access.stamp().await;
@@ -186,12 +179,12 @@ impl Publisher {
     /// Logs a problem, once.
     fn report(&mut self, error: &anyhow::Error) {
         let what = format!("cannot publish the devices of the node: {}", line(error));
-        if self.parts.reported.borrow().as_ref() != Some(&what) {
+        if self.parts.options.unpublished.borrow().as_ref() != Some(&what) {
             let fix = "run `oci-nvidia-kubelet-plugin check --interface dra`";
             self.parts
                 .log
                 .finding(&Finding::new(&catalog::API_SERVER, what.clone(), fix));
-            self.parts.reported.send_replace(Some(what));
+            self.parts.options.unpublished.send_replace(Some(what));
         }
     }
 
@@ -209,7 +202,7 @@ impl Publisher {
         let node = self.node_name().await?;
         // The API server of another version may store other fields.
         (self.taints, self.shares) = (Support::Unknown, Support::Unknown);
-        let fields = fields(&node, &self.parts.driver);
+        let fields = fields(&node, &self.parts.options.driver);
         let listed = in_time(
             self.slices()
                 .await?
@@ -274,7 +267,7 @@ impl Publisher {
 
     fn note_success(&mut self, known: &Slices) {
         let devices = known.devices();
-        if self.parts.reported.send_replace(None).is_some() {
+        if self.parts.options.unpublished.send_replace(None).is_some() {
             self.parts.log.note(&format!(
                 "the devices of the node are published again: {devices}"
             ));
@@ -310,9 +303,9 @@ impl Publisher {
     ) -> Result<Vec<Action>, Failure> {
         loop {
             let owner = Owner {
-                driver: &self.parts.driver,
+                driver: &self.parts.options.driver,
                 node,
-                effect: self.parts.effect,
+                effect: self.parts.options.effect,
                 has_taints: self.taints != Support::No,
                 has_shares: self.shares != Support::No,
             };
@@ -375,7 +368,7 @@ impl Publisher {
         self.parts.log.note(&format!(
             "published {devices} devices of the node {node:?}, generation {generation}"
         ));
-        self.parts.reported.send_replace(None);
+        self.parts.options.unpublished.send_replace(None);
         self.failures = Failures::default();
     }
 

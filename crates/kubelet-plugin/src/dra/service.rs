@@ -8,14 +8,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Response, Status};
 
+use super::DriverOptions;
+use super::access::Access;
 use super::pool::Pool;
 use super::prepare::{self, ClaimContext};
 use crate::kubelet::other_plugins::DRIVER_FOR_CLAIMS;
 use crate::log::Log;
-use crate::model::{HostCheck, Refusal};
+use crate::model::Refusal;
 use crate::proto::dra::{v1, v1beta1};
 use crate::proto::pluginregistration as registration;
-use crate::settings::values::TaintEffect;
 
 /// The services at the driver's socket, the best first: the kubelet uses the first one that it knows. These are not the names of gRPC.
 const VERSIONS: [&str; 4] = [
@@ -28,27 +29,14 @@ const VERSIONS: [&str; 4] = [
 /// How long a call waits for the first answer of the driver. The kubelet waits 45 s for the call.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 
-/// Reads claims.
-#[tonic::async_trait]
-pub(super) trait Claims: Send + Sync + 'static {
-    /// Returns a claim.
-    ///
-    /// # Errors
-    /// If the API server does not answer, or refuses it.
-    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, Refusal>;
-}
-
 /// Prepares claims.
 #[derive(Clone)]
 pub(super) struct ClaimService {
-    pub(super) driver: String,
-    pub(super) effect: TaintEffect,
+    pub(super) options: DriverOptions,
     pub(super) pool: watch::Receiver<Pool>,
-    pub(super) claims: Arc<dyn Claims>,
+    pub(super) access: Arc<Access>,
     /// The name of the node, which its pool has; empty if it is not known
     pub(super) node: watch::Receiver<String>,
-    /// Examines the devices of a claim
-    pub(super) host: Option<Arc<dyn HostCheck>>,
 }
 
 impl ClaimService {
@@ -69,7 +57,7 @@ impl ClaimService {
 
     /// A claim that fails does not affect the others.
     async fn prepare_one(&self, asked: &v1::Claim) -> v1::NodePrepareResourceResponse {
-        let prepared = match self.claims.get(&asked.namespace, &asked.name).await {
+        let prepared = match self.access.claim(&asked.namespace, &asked.name).await {
             Ok(claim) => self.prepare_known(&claim, &asked.uid).await,
             Err(refusal) => Err(refusal),
         };
@@ -111,12 +99,12 @@ impl ClaimService {
 
     fn prepare_now(&self, claim: &ResourceClaim, uid: &str) -> Result<Vec<v1::Device>, Refusal> {
         let known = ClaimContext {
-            driver: &self.driver,
+            driver: &self.options.driver,
             node: &self.node.borrow(),
             pool: &self.pool.borrow(),
-            effect: self.effect,
+            effect: self.options.effect,
         };
-        prepare::prepare(claim, uid, &known, self.host.as_deref())
+        prepare::prepare(claim, uid, &known, self.options.host.as_deref())
     }
 
     /// Nothing was stored for a claim, so that there is nothing to remove: also for claims that this process has never seen.
