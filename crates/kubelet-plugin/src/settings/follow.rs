@@ -17,25 +17,8 @@ pub const PERIOD: Duration = Duration::from_secs(2);
 /// How long the files must have been the same before they are read. Programs that truncate a file write it at once.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// What follows from a change of the files.
-#[derive(Debug)]
-pub enum SettingsChange {
-    /// The files are valid.
-    Valid(Valid),
-    /// The limits stay in force, because of this error.
-    Held(anyhow::Error),
-}
-
-/// A configuration that is valid.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Valid {
-    /// The limits, if they have changed
-    pub limits: Option<Limits>,
-    /// Whether the last change was an error
-    pub was_held: bool,
-    /// The findings that the last valid configuration did not have
-    pub findings: Vec<Finding>,
-}
+/// The limits of a configuration that is valid, with the findings about it; or why the limits stay in force.
+pub type SettingsChange = Result<(Limits, Vec<Finding>)>;
 
 /// Follows config.toml and its drop-in files.
 #[derive(Debug)]
@@ -47,8 +30,6 @@ pub struct Follower {
     accepted: FileStates,
     /// Whether the files of the start were read again
     is_started: bool,
-    /// The findings about them, which are in the log
-    findings: Vec<Finding>,
     /// The last state of the files, and when it was new
     seen: Option<(FileStates, Instant)>,
     /// The error that is in the log
@@ -64,7 +45,6 @@ impl Follower {
             limits,
             accepted: FileStates::take(path),
             is_started: false,
-            findings: Vec::new(),
             seen: None,
             held: None,
         }
@@ -119,17 +99,16 @@ impl Follower {
         states: FileStates,
         read: Result<(Config, Vec<Finding>)>,
     ) -> Option<SettingsChange> {
-        let checked = read.and_then(|(config, findings)| match states.lost_since(&self.accepted) {
-            Some(lost) if config.devices != self.limits => Err(failure(
-                &catalog::CONFIG_FILE,
-                lost,
-                "restore the file, or restart the plugin if it is to use the configuration without it",
-            )),
-            _ => Ok((config.devices, findings)),
-        });
-        match checked {
+        match read {
             Err(error) => self.hold(error),
-            Ok((limits, findings)) => self.accept(states, limits, findings),
+            Ok((Config { devices, .. }, findings)) => match states.lost_since(&self.accepted) {
+                Some(lost) if devices != self.limits => self.hold(failure(
+                    &catalog::CONFIG_FILE,
+                    lost,
+                    "restore the file, or restart the plugin if it is to use the configuration without it",
+                )),
+                _ => self.accept(states, devices, findings),
+            },
         }
     }
 
@@ -140,7 +119,7 @@ impl Follower {
         let text = line(&error);
         let is_new = self.held.as_ref() != Some(&text);
         self.held = Some(text);
-        is_new.then_some(SettingsChange::Held(error))
+        is_new.then_some(Err(error))
     }
 
     fn accept(
@@ -150,23 +129,13 @@ impl Follower {
         findings: Vec<Finding>,
     ) -> Option<SettingsChange> {
         self.accepted = states;
-        let known = std::mem::replace(&mut self.findings, findings);
+        let was_held = self.held.take().is_some();
         // The findings of the start are in the log.
         let is_started = std::mem::replace(&mut self.is_started, true);
-        let new = self
-            .findings
-            .iter()
-            .filter(|finding| is_started && !known.contains(finding))
-            .cloned()
-            .collect();
-        let valid = Valid {
-            limits: (limits != self.limits).then(|| limits.clone()),
-            was_held: self.held.take().is_some(),
-            findings: new,
-        };
-        self.limits = limits;
-        let is_news = valid.limits.is_some() || valid.was_held || !valid.findings.is_empty();
-        is_news.then_some(SettingsChange::Valid(valid))
+        let findings = if is_started { findings } else { Vec::new() };
+        let is_news = was_held || limits != self.limits || !findings.is_empty();
+        self.limits.clone_from(&limits);
+        is_news.then_some(Ok((limits, findings)))
     }
 }
 
@@ -221,17 +190,11 @@ mod tests {
             self.now += PERIOD;
             match self.follower.poll(self.now) {
                 None => String::new(),
-                Some(SettingsChange::Held(error)) => format!("held: {}", line(&error)),
-                Some(SettingsChange::Valid(Valid {
-                    limits,
-                    was_held,
-                    findings,
-                })) => {
-                    let deny = limits.map(|limits| limits.deny.join(","));
-                    let again = if was_held { "again " } else { "" };
+                Some(Err(error)) => format!("held: {}", line(&error)),
+                Some(Ok((limits, findings))) => {
                     let findings: String =
                         findings.iter().map(|finding| finding.kind.id()).collect();
-                    format!("{again}{deny:?}{findings}")
+                    format!("deny {}{findings}", limits.deny.join(","))
                 }
             }
         }
@@ -257,20 +220,20 @@ mod tests {
     fn changed_added_and_removed_files() {
         let mut host = Host::with(&[("config.toml", "# nothing")]);
         host.write("config.toml", &deny("1"));
-        assert_eq!(host.settle(), "Some(\"1\")");
+        assert_eq!(host.settle(), "deny 1");
         host.write("config.toml.d/50.toml", &deny("2"));
-        assert_eq!(host.settle(), "Some(\"1,2\")");
+        assert_eq!(host.settle(), "deny 1,2");
         host.write("new", "# nothing");
         fs::rename(host.path("new"), host.path("config.toml")).unwrap();
-        assert_eq!(host.settle(), "Some(\"2\")");
+        assert_eq!(host.settle(), "deny 2");
         host.remove("config.toml.d/50.toml");
-        assert_eq!(host.settle(), "Some(\"\")");
+        assert_eq!(host.settle(), "deny ");
         host.write("config.toml", "# other words");
         assert_eq!(host.settle(), "");
         host.write("config.toml", "[other]\nkey = 1");
-        assert_eq!(host.settle(), "NoneONH-101");
+        assert_eq!(host.settle(), "deny ONH-101");
         fs::remove_dir_all(host.path("config.toml.d")).unwrap();
-        assert_eq!(host.settle(), "");
+        assert_eq!(host.settle(), "deny ONH-101");
     }
 
     #[test]
@@ -290,7 +253,7 @@ mod tests {
             "another error: {text}"
         );
         host.write("config.toml", &deny("1"));
-        assert_eq!(host.settle(), "again None");
+        assert_eq!(host.settle(), "deny 1");
         fs::set_permissions(host.path("config.toml"), fs::Permissions::from_mode(0o666)).unwrap();
         assert!(
             host.settle()
@@ -299,7 +262,7 @@ mod tests {
         host.write("config.toml", &deny("2"));
         assert_eq!(host.settle(), "", "still writable");
         fs::set_permissions(host.path("config.toml"), fs::Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(host.settle(), "again Some(\"2\")");
+        assert_eq!(host.settle(), "deny 2");
         // With a file in the place of the directory, the drop-in files are unknown.
         fs::remove_dir(host.path("config.toml.d")).unwrap();
         host.write("config.toml.d", "");
@@ -318,17 +281,13 @@ mod tests {
         host.remove("config.toml");
         assert!(host.settle().contains("no such file or directory"));
         host.write("config.toml", &deny("1"));
-        assert_eq!(host.settle(), "again None");
+        assert_eq!(host.settle(), "deny 1,2");
         host.write("config.toml.d/50.toml", "");
         assert!(host.settle().ends_with("50.toml\" is empty"));
         host.remove("config.toml.d/50.toml");
-        assert_eq!(
-            host.settle(),
-            "again Some(\"1\")",
-            "a drop-in file that is removed"
-        );
+        assert_eq!(host.settle(), "deny 1", "a drop-in file that is removed");
         host.write("config.toml", "# no limits");
-        assert_eq!(host.settle(), "Some(\"\")");
+        assert_eq!(host.settle(), "deny ");
         host.write("config.toml", "");
         assert_eq!(host.settle(), "", "the limits are the same");
     }
@@ -354,7 +313,7 @@ mod tests {
         let change = host
             .follower
             .take(now.clone(), Ok((config.clone(), Vec::new())));
-        let Some(SettingsChange::Held(error)) = change else {
+        let Some(Err(error)) = change else {
             panic!("{change:?}")
         };
         assert!(
@@ -375,7 +334,7 @@ mod tests {
             host.write("config.toml", text);
             assert_eq!(host.poll(), "");
         }
-        assert_eq!(host.poll(), "Some(\"3\")");
+        assert_eq!(host.poll(), "deny 3");
         // After a pause of the process, two polls follow at once.
         host.write("config.toml", "# no limits yet");
         assert_eq!(host.poll(), "");

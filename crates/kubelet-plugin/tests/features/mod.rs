@@ -188,7 +188,7 @@ fn missing_and_denied_devices_are_named() {
     });
     assert!(
         node.log()
-            .contains("the limits in config.toml have changed: allow = [], deny = []"),
+            .contains("config.toml has changed, and has these limits: allow = [], deny = []"),
         "{}",
         node.log()
     );

@@ -414,7 +414,7 @@ fn limits_that_change() {
             .unwrap_err()
             .contains("(ONH-032)")
     );
-    node.wait_for_log("have changed: allow = [], deny = [\"1\"]");
+    node.wait_for_log("these limits: allow = [], deny = [\"1\"]");
     assert!(has(0) && !has(1));
     // An editor has truncated the file.
     std::fs::write(&node.fake.config, "").unwrap();

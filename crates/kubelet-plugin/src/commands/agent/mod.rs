@@ -29,7 +29,7 @@ use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
 use crate::node::gpus::mig_uuids;
 use crate::settings::Settings;
-use crate::settings::follow::{self, Follower, SettingsChange, Valid};
+use crate::settings::follow::{self, Follower};
 use outlets::Outlets;
 use specs::{Specs, refresh_host_spec};
 use state::NodeState;
@@ -191,12 +191,15 @@ impl Agent {
 
     /// Applies a change of the settings, and returns whether there was one.
     fn follow_settings(&mut self) -> bool {
-        let change = self.follower.poll(Instant::now());
-        let is_changed = change.is_some();
-        if let Some(change) = change {
-            self.apply_change(change);
+        match self.follower.poll(Instant::now()) {
+            None => return false,
+            Some(Err(error)) => self.log.error(&error),
+            Some(Ok((limits, findings))) => {
+                self.set_limits(&limits);
+                self.log.findings(&findings);
+            }
         }
-        is_changed
+        true
     }
 
     /// Uses the GPUs that the kernel lists, until NVML answers. The kernel knows the UUID of a GPU
@@ -227,35 +230,16 @@ impl Agent {
         }
     }
 
-    /// Applies a change of config.toml. The CDI spec has a GPU before the kubelet learns of it.
-    fn apply_change(&mut self, change: SettingsChange) {
-        let Valid {
-            limits,
-            was_held,
-            findings,
-        } = match change {
-            SettingsChange::Valid(valid) => valid,
-            SettingsChange::Held(error) => return self.log.error(&error),
-        };
-        if let Some(limits) = &limits {
-            self.state.node.set_limits(limits.clone());
-            self.specs.set_limits(&mut self.state.node, limits);
-        }
-        match (was_held, &limits) {
-            (true, None) => self
-                .log
-                .note("config.toml is valid again, with the same limits in [devices]"),
-            (true, Some(limits)) => self.log.note(&format!(
-                "config.toml is valid again, with other limits: {}",
-                in_words(limits)
-            )),
-            (false, Some(limits)) => self.log.note(&format!(
-                "the limits in config.toml have changed: {}",
-                in_words(limits)
-            )),
-            (false, None) => {}
-        }
-        self.log.findings(&findings);
+    /// The CDI spec has a GPU before the kubelet learns of it.
+    fn set_limits(&mut self, limits: &Limits) {
+        self.state.node.set_limits(limits.clone());
+        self.specs.set_limits(&mut self.state.node, limits);
+        let mut deny = limits.deny.clone();
+        deny.extend(limits.denied_features.names());
+        self.log.note(&format!(
+            "config.toml has changed, and has these limits: allow = {:?}, deny = {deny:?}",
+            limits.allow
+        ));
     }
 }
 
@@ -273,10 +257,4 @@ async fn devices_ready(pending: &mut Option<PendingDevices>) -> Box<Snapshot> {
         Some(PendingDevices { snapshot, .. }) => snapshot,
         None => std::future::pending().await,
     }
-}
-
-fn in_words(limits: &Limits) -> String {
-    let mut deny = limits.deny.clone();
-    deny.extend(limits.denied_features.names());
-    format!("allow = {:?}, deny = {deny:?}", limits.allow)
 }
