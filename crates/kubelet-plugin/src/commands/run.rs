@@ -74,7 +74,7 @@ pub async fn run(
     let engines = NodePlugin::new(config_path, outlets.offer(), shared.clone(), log);
     let engine = nri
         .as_ref()
-        .map(|options| engine::serve(options, &engines, |event| log.note(&event.to_string())));
+        .map(|options| engine::serve(options, &engines, |line| log.note(line)));
     let metrics = metrics(&settings, &outlets, registrations, &latency)
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
     let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());

@@ -1,7 +1,6 @@
 //! Connects to the socket of an engine, and connects again when the engine restarts or its socket appears later.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -32,30 +31,14 @@ pub struct NriOptions {
     pub identity: Identity,
 }
 
-/// Something that happened, to be logged. `Display` writes one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The engine asks us about its containers.
-    Configured(String),
-    /// The conversation ended, or could not begin.
-    Ended(PathBuf, String),
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Configured(engine) if ignores_cdi(engine) => {
-                write!(
-                    f,
-                    "{engine} ignores CDI devices from NRI plugins, so containers get no GPUs; use containerd 2.1 or newer"
-                )
-            }
-            Self::Configured(engine) => write!(f, "{engine} asks about its containers with NRI"),
-            Self::Ended(socket, why) => {
-                write!(f, "cannot serve NRI on {socket:?}: {why}; trying again")
-            }
-        }
+/// Describes an engine that has configured us.
+fn configured(engine: &str) -> String {
+    if ignores_cdi(engine) {
+        return format!(
+            "{engine} ignores CDI devices from NRI plugins, so containers get no GPUs; use containerd 2.1 or newer"
+        );
     }
+    format!("{engine} asks about its containers with NRI")
 }
 
 /// Reports whether the engine is containerd 1, which accepts adjustments with CDI devices and does not apply them.
@@ -65,15 +48,15 @@ fn ignores_cdi(engine: &str) -> bool {
         .is_some_and(|version| version.trim_start_matches('v').starts_with("1."))
 }
 
-/// Serves the engine until the future is dropped. Reports a failure only if it differs from the last one.
-pub async fn serve(options: &NriOptions, plugin: &impl Plugin, log: impl Fn(&Event)) -> Infallible {
+/// Serves the engine until the future is dropped. `log` writes a line. Reports a failure only if it differs from the last one.
+pub async fn serve(options: &NriOptions, plugin: &impl Plugin, log: impl Fn(&str)) -> Infallible {
     let mut wait = FIRST_WAIT;
     let mut reported = None;
     loop {
         let mut was_configured = false;
         let ended = converse(options, plugin, |engine| {
             was_configured = true;
-            log(&Event::Configured(engine.to_owned()));
+            log(&configured(engine));
         });
         let why = ended.await.map_or_else(
             |error| format!("{error:#}"),
@@ -83,10 +66,13 @@ pub async fn serve(options: &NriOptions, plugin: &impl Plugin, log: impl Fn(&Eve
             wait = FIRST_WAIT;
             reported = None;
         }
-        let event = Event::Ended(options.socket.clone(), why);
-        if reported.as_ref() != Some(&event) {
-            log(&event);
-            reported = Some(event);
+        let line = format!(
+            "cannot serve NRI on {:?}: {why}; trying again",
+            options.socket
+        );
+        if reported.as_ref() != Some(&line) {
+            log(&line);
+            reported = Some(line);
         }
         sleep(wait).await;
         wait = (wait * 2).min(LONGEST_WAIT);
@@ -97,7 +83,7 @@ pub async fn serve(options: &NriOptions, plugin: &impl Plugin, log: impl Fn(&Eve
 async fn converse(
     options: &NriOptions,
     plugin: &impl Plugin,
-    mut configured: impl FnMut(&str),
+    mut note_engine: impl FnMut(&str),
 ) -> Result<()> {
     let mut stream = connect(&options.socket).await?;
     let deadline = Instant::now() + CONFIGURE_TIME;
@@ -126,7 +112,7 @@ async fn converse(
         write(&mut stream, &answer).await?;
         if let Some(engine) = session.engine().filter(|_| !is_configured) {
             is_configured = true;
-            configured(engine);
+            note_engine(engine);
         }
     }
 }
@@ -154,7 +140,7 @@ mod tests {
             ("containerd v2.1.4", false),
             ("cri-o 1.37.0", false),
         ] {
-            let line = Event::Configured(engine.to_owned()).to_string();
+            let line = configured(engine);
             assert_eq!(line.contains("ignores CDI devices"), ignores, "{line}");
         }
     }
