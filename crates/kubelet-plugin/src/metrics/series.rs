@@ -30,8 +30,6 @@ pub struct MetricSources {
     pub readings: Readings,
     /// The containers that have devices; none if the kubelet does not answer
     pub containers: Vec<PodContainer>,
-    /// How many more containers have devices; `None` if the kubelet does not answer
-    pub omitted_containers: Option<u32>,
     /// The registrations
     pub status: kubelet::Status,
     /// Whose names the metrics of GPUs have
@@ -125,13 +123,9 @@ const REGISTRATION: Metric = gauge(
     "onh_registration_timestamp_seconds",
     "When the kubelet last accepted the resource, in seconds since 1970",
 );
-const OMITTED: Metric = gauge(
-    "onh_containers_omitted",
-    "Number of containers with devices that no metric names: too many, or with invalid names",
-);
 
 /// All of them, in the order of the output.
-pub const METRICS: [Metric; 20] = [
+pub const METRICS: [Metric; 19] = [
     DUTY_CYCLE,
     MEMORY_TOTAL,
     MEMORY_USED,
@@ -151,7 +145,6 @@ pub const METRICS: [Metric; 20] = [
     MPS_MEMORY_LIMIT,
     MPS_THREADS,
     REGISTRATION,
-    OMITTED,
 ];
 
 /// The labels of a series
@@ -193,7 +186,6 @@ pub fn series(facts: &MetricSources) -> Series {
             add(&mut out, REGISTRATION, &labels, Some(since.as_secs_f64()));
         }
     }
-    add(&mut out, OMITTED, &vec![], facts.omitted_containers);
     out
 }
 

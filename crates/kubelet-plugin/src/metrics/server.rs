@@ -32,7 +32,7 @@ use super::readings::Readings;
 use super::series::{MetricSources, Series, series};
 use super::text;
 use crate::kubelet::Status;
-use crate::kubelet::pods::{self, PodContainers};
+use crate::kubelet::pods::{self, PodContainer};
 use crate::node::Offer;
 use crate::settings::values::MetricsNames;
 
@@ -186,7 +186,7 @@ async fn answer(stream: TcpStream, server: Arc<Server>, has_asked: Arc<AtomicBoo
 struct Server {
     sources: Sources,
     /// The last answer of the kubelet. The lock is held while the kubelet is asked, so that it is asked once.
-    containers: Mutex<Option<(Instant, Option<PodContainers>)>>,
+    containers: Mutex<Option<(Instant, Option<Vec<PodContainer>>)>>,
 }
 
 impl Server {
@@ -215,7 +215,7 @@ impl Server {
         }
     }
 
-    async fn containers(&self) -> Option<PodContainers> {
+    async fn containers(&self) -> Option<Vec<PodContainer>> {
         let mut last = self.containers.lock().await;
         if let Some((_, containers)) = last.as_ref().filter(|(at, _)| at.elapsed() < CACHED) {
             return containers.clone();
@@ -227,7 +227,7 @@ impl Server {
         containers
     }
 
-    fn series(&self, containers: Option<PodContainers>) -> Series {
+    fn series(&self, containers: Option<Vec<PodContainer>>) -> Series {
         let Sources {
             offer,
             readings,
@@ -237,12 +237,10 @@ impl Server {
             ignored_xids,
             ..
         } = &self.sources;
-        let omitted_containers = containers.as_ref().map(|found| found.omitted);
         let facts = MetricSources {
             offer: offer.borrow().clone(),
             readings: readings.borrow().clone(),
-            containers: containers.unwrap_or_default().listed,
-            omitted_containers,
+            containers: containers.unwrap_or_default(),
             status: status.borrow().clone(),
             names: names.clone(),
             node: node.clone(),

@@ -112,7 +112,6 @@ fn facts() -> MetricSources {
         },
         readings,
         containers: Vec::new(),
-        omitted_containers: None,
         status: [
             ("nvidia.com/gpu".to_owned(), registration),
             ("a.b/waiting".to_owned(), Registration::default()),
