@@ -446,8 +446,6 @@ fn the_device_plugin_as_a_service() {
     systemd.enter(&format!("systemctl restart {unit}")).ok();
     kubelet.wait("registered nvidia.com/gpu");
 
-    // When the kubelet learns of a MIG device, the host's CDI spec has it already.
-    systemd.enter("oci-nvidia-hook cdi generate").ok();
     let install = shared.display();
     systemd
         .enter(&format!(
@@ -455,7 +453,6 @@ fn the_device_plugin_as_a_service() {
         ))
         .ok();
     kubelet.wait("list nvidia.com/mig-1g.10gb MIG-new");
-    systemd.enter("grep -q MIG-new /run/cdi/nvidia.yaml").ok();
 
     systemd.enter(&format!("systemctl stop {unit}")).ok();
     kubelet.wait("ended nvidia.com/gpu");

@@ -84,12 +84,6 @@ pub fn update(known: &[NodeGpu], inventory: &Inventory, profiles: &Profiles) -> 
     gpus
 }
 
-/// Returns the UUIDs of the MIG devices of these GPUs.
-pub fn mig_uuids<'a>(gpus: impl IntoIterator<Item = &'a Gpu>) -> Vec<&'a str> {
-    let devices = gpus.into_iter().flat_map(|gpu| &gpu.mig_devices);
-    devices.map(|mig| mig.uuid.as_str()).collect()
-}
-
 fn working(gpu: &Gpu, profiles: &Profiles) -> NodeGpu {
     let mut own = Profiles::new();
     for mig in &gpu.mig_devices {

@@ -259,12 +259,6 @@ impl Node {
         &self.gpus
     }
 
-    /// Returns the UUIDs of the MIG devices.
-    #[must_use]
-    pub fn mig_uuids(&self) -> Vec<&str> {
-        gpus::mig_uuids(self.gpus.iter().map(|gpu| &gpu.gpu))
-    }
-
     /// Makes the GPUs healthy whose quiet period has passed.
     pub fn tick(&mut self, now: Instant) {
         self.health.tick(now);

@@ -1,7 +1,6 @@
 //! The CDI spec of the node: it exists before the kubelet gets a list, and goes if no strategy uses it.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -12,8 +11,7 @@ use super::{GPU, Node, POLLED, PROGRAM, ROOT, SOON, answer, check, start_with};
 
 tests! {
     ROOT => the_cdi_spec_is_there_before_the_list, an_unused_cdi_spec_goes, a_gpu_without_a_cdi_device_is_unhealthy,
-        a_display_card_is_not_offered, a_spec_that_is_replaced_is_written_again, a_lost_spec_is_written_before_the_answer,
-        the_hook_of_the_settings_refreshes_the_spec_of_the_host;
+        a_display_card_is_not_offered, a_spec_that_is_replaced_is_written_again, a_lost_spec_is_written_before_the_answer;
 }
 
 /// Engines look for the devices as soon as the kubelet has assigned them.
@@ -271,27 +269,4 @@ fn a_lost_spec_is_written_before_the_answer() {
         node.kubelet.allocate(GPU, &[&[uuid(0)]]).is_ok()
     });
     assert!(file.is_file());
-}
-
-/// An engine searches the spec of the host for a MIG device as soon as the kubelet has it.
-fn the_hook_of_the_settings_refreshes_the_spec_of_the_host() {
-    let fake = Fake::new(&["--gpus", "2"]);
-    let dir = fake.dir.path().to_owned();
-    let (hook, calls) = (dir.join("hook"), dir.join("calls"));
-    let script = format!("#!/bin/sh\nsleep 1\necho \"$*\" >>'{}'\n", calls.display());
-    std::fs::write(&hook, script).unwrap();
-    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let node = Node::start_on(fake, &["--hook-path", hook.to_str().unwrap()]);
-    node.wait("whole GPUs", SOON, GPU, 2, 2);
-    let layout = dir.join("layout");
-    std::fs::write(
-        &layout,
-        "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n",
-    )
-    .unwrap();
-    node.fake
-        .make_root(&["--mig-layout", layout.to_str().unwrap()]);
-    node.wait("the MIG device", SOON, "nvidia.com/mig-1g.10gb", 1, 1);
-    let calls = std::fs::read_to_string(&calls).unwrap_or_default();
-    assert_eq!(calls, "cdi refresh\n");
 }

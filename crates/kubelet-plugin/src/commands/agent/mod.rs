@@ -10,10 +10,7 @@ pub mod outlets;
 pub mod specs;
 pub mod state;
 
-use std::fmt;
-use std::future::Future;
 use std::path::Path;
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -25,13 +22,11 @@ use super::control::ControlCommand;
 use crate::cdi_specs::Devices;
 use crate::dir_events::DirEvents;
 use crate::log::Log;
-use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
-use crate::node::gpus::mig_uuids;
 use crate::settings::Settings;
 use crate::settings::follow::{self, Follower};
 use outlets::Outlets;
-use specs::{Specs, refresh_host_spec};
+use specs::Specs;
 use state::NodeState;
 
 /// The time between two looks at the MPS daemons, if there are any. No event of a directory shows that a daemon's supervisor was killed.
@@ -47,29 +42,13 @@ const UNANSWERED_INSPECTION: Duration = Duration::from_secs(10);
 const EVENT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Publishes each change of the node.
+#[derive(Debug)]
 pub struct Agent {
     state: NodeState,
     specs: Specs,
     outlets: Outlets,
-    pending: Option<PendingDevices>,
     follower: Follower,
     log: Log,
-}
-
-/// New MIG devices, which are not published until the CDI spec of the host has them: engines look
-/// up CDI devices at the next container, which the kubelet may start as soon as it has the list.
-/// In the meantime, the health of the known devices is published.
-struct PendingDevices {
-    snapshot: Box<Snapshot>,
-    refreshed: Pin<Box<dyn Future<Output = ()>>>,
-}
-
-impl fmt::Debug for Agent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent")
-            .field("state", &self.state)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Agent {
@@ -87,7 +66,6 @@ impl Agent {
             state,
             specs,
             outlets,
-            pending: None,
             follower: Follower::new(config_path, settings.common.devices.clone()),
             log,
         }
@@ -121,7 +99,6 @@ impl Agent {
                     self.specs.restore(&mut self.state.node);
                     self.outlets.handle(command, &mut self.state, &self.specs);
                 }
-                snapshot = devices_ready(&mut self.pending) => self.state.set_devices(&snapshot),
                 _ = follow_period.tick(), if self.follower.is_waiting() => {
                     if !self.follow_settings() {
                         continue;
@@ -147,7 +124,7 @@ impl Agent {
                 () = at(listed_by), if listed_by.is_some() => {}
             }
             self.state.node.tick(Instant::now());
-            self.state.end_wait(self.pending.is_some());
+            self.state.end_wait();
             self.outlets.publish(&self.state, &self.specs);
         }
     }
@@ -215,17 +192,7 @@ impl Agent {
         self.state.apply(&update, self.log);
         self.outlets.apply(&update);
         self.specs.apply(&mut self.state.node, &update);
-        let Update::Snapshot(snapshot) = update else {
-            return;
-        };
-        // Devices that are pending may be in the CDI spec already.
-        let gpus = &snapshot.inventory.gpus;
-        if self.pending.is_some() || self.state.node.mig_uuids() != mig_uuids(gpus) {
-            self.pending = Some(PendingDevices {
-                snapshot,
-                refreshed: Box::pin(refresh_host_spec(self.specs.hook().to_owned(), self.log)),
-            });
-        } else {
+        if let Update::Snapshot(snapshot) = update {
             self.state.set_devices(&snapshot);
         }
     }
@@ -246,15 +213,4 @@ impl Agent {
 /// Sleeps until this time, which callers check before.
 async fn at(time: Option<Instant>) {
     sleep_until(time.unwrap_or_else(Instant::now).into()).await;
-}
-
-/// Waits until the CDI spec is refreshed, and returns the devices that were pending.
-async fn devices_ready(pending: &mut Option<PendingDevices>) -> Box<Snapshot> {
-    if let Some(waiting) = pending {
-        waiting.refreshed.as_mut().await;
-    }
-    match pending.take() {
-        Some(PendingDevices { snapshot, .. }) => snapshot,
-        None => std::future::pending().await,
-    }
 }

@@ -1,15 +1,11 @@
-//! The CDI specs of the process, and the one of the host.
+//! The CDI specs of the process.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use tokio::process::Command;
-use tokio::time::timeout;
-
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::feature::Features;
 
@@ -22,8 +18,6 @@ use crate::node::{Node, host};
 use crate::settings::Settings;
 use crate::strategy::Chooser;
 
-/// How long the CDI spec of the host may take, before the list is sent without it.
-const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
 /// How often the plugin's own CDI specs are made again, although no directory of their files has changed.
 const REFRESH_PERIOD: Duration = Duration::from_secs(300);
 
@@ -41,8 +35,6 @@ pub struct Specs {
     /// How containers of the device plugin get their devices; `None` in other roles
     chooser: Option<Arc<Chooser>>,
     config: Config,
-    /// The program of the specs, which also keeps the one of the host
-    hook: PathBuf,
     log: Log,
 }
 
@@ -76,15 +68,8 @@ impl Specs {
             extra_devices,
             chooser: matches!(role, Role::DevicePlugin(_)).then(|| Arc::clone(chooser)),
             config,
-            hook: paths.hook.clone(),
             log,
         }
-    }
-
-    /// Returns the program of the specs.
-    #[must_use]
-    pub fn hook(&self) -> &Path {
-        &self.hook
     }
 
     /// Returns what is wrong with the specs.
@@ -221,25 +206,4 @@ impl Specs {
         });
         node.set_features(in_specs.collect(), findings);
     }
-}
-
-/// Refreshes the CDI spec of the host with the hook, if the spec exists. Without the hook, no program can refresh it.
-pub async fn refresh_host_spec(hook: PathBuf, log: Log) {
-    let mut command = Command::new(&hook);
-    command
-        .args(["cdi", "refresh"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .kill_on_drop(true);
-    let failure = match timeout(REFRESH_PATIENCE, command.status()).await {
-        Ok(Ok(status)) if status.success() => return,
-        Ok(Ok(status)) => status.to_string(),
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => return,
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => "it did not end in time".to_owned(),
-    };
-    log.note(&format!(
-        "cannot refresh the CDI spec with \"{} cdi refresh\": {failure}",
-        hook.display()
-    ));
 }

@@ -65,9 +65,8 @@ impl NodeState {
     }
 
     /// Ends the wait for the first list if the driver has answered, or had the time to.
-    pub fn end_wait(&mut self, has_pending_devices: bool) {
-        let is_answered =
-            self.driver != Driver::Unknown && !has_pending_devices && self.node.is_measured();
+    pub fn end_wait(&mut self) {
+        let is_answered = self.driver != Driver::Unknown && self.node.is_measured();
         if is_answered || self.listed_by.is_some_and(|by| by <= Instant::now()) {
             self.listed_by = None;
         }
