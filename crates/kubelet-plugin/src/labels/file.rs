@@ -1,15 +1,13 @@
 //! Keeps the file with the labels of the node up to date, and removes it at the end.
 
-use std::fs::{self, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use base::report::line;
 
-/// The name of the file. Node Feature Discovery ignores names that begin with a dot.
+/// The name of the file. Node Feature Discovery ignores names that begin with a dot, as those of temporary files.
 const NAME: &str = "oci-nvidia-kubelet-plugin";
-const TEMPORARY: &str = ".oci-nvidia-kubelet-plugin.new";
 
 /// The file. Dropping it removes the file from the disk.
 #[derive(Debug)]
@@ -60,24 +58,11 @@ impl File {
         if fs::read(self.path()).is_ok_and(|old| old == text.as_bytes()) {
             return Ok(());
         }
-        if self.creates {
-            fs::create_dir_all(&self.dir)?;
-        } else if !self.dir.is_dir() {
+        if !self.creates && !self.dir.is_dir() {
             return Ok(());
         }
-        let temporary = self.dir.join(TEMPORARY);
-        // Of a process that was killed
-        remove(&temporary)?;
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        // Node Feature Discovery does not run as root.
-        file.set_permissions(Permissions::from_mode(0o644))?;
-        // rename(2) replaces the file in one step: Node Feature Discovery reads the old lines or the new ones.
-        fs::rename(&temporary, self.path())
+        // Node Feature Discovery does not run as root, and reads the old lines or the new ones.
+        cdi_spec::file::write(&self.path(), &text)
     }
 }
 
@@ -98,6 +83,7 @@ fn remove(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn the_file_follows_the_lines() {
@@ -113,7 +99,6 @@ mod tests {
         file.update(&lines(&["a=1"])).unwrap();
         assert!(fs::metadata(&features).is_err(), "nothing reads it");
         fs::create_dir(&features).unwrap();
-        fs::write(features.join(TEMPORARY), "half").unwrap();
         file.update(&lines(&["a=1", "b=2"])).unwrap();
         let read = || fs::read_to_string(features.join(NAME)).unwrap();
         assert_eq!(read(), "a=1\nb=2\n");

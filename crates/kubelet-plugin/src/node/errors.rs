@@ -2,15 +2,15 @@
 //! 565 have no field for the recovery action that follows from it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::json;
 use base::read::read_file_limited;
 use base::report::line;
+use cdi_spec::file;
 use nvidia_host::config::Config;
 use nvidia_host::host::HostState;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,6 @@ use super::health::OpenError;
 
 /// The name of the file in the runtime directory.
 const NAME: &str = "errors.json";
-const TEMPORARY: &str = "errors.json.new";
 /// The limit for its size in bytes.
 const MAX_SIZE: usize = 1 << 20;
 /// The precision of the time of the last error. A driver can report thousands of errors a second, and the file is not written for each.
@@ -116,10 +115,6 @@ impl ErrorFile {
         }
     }
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "only root can write to the directory"
-    )]
     fn write(
         &self,
         errors: &BTreeMap<String, OpenError>,
@@ -140,17 +135,8 @@ impl ErrorFile {
             driver: driver(&HostState::of_host(&self.config)),
             gpus,
         };
-        fs::create_dir_all(&self.dir)?;
-        let temporary = self.dir.join(TEMPORARY);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(&serde_json::to_vec(&document)?)?;
-        // rename(2) replaces the file in one step: a process that is killed leaves the old errors or the new ones.
-        fs::rename(&temporary, path)
+        // A process that is killed leaves the old errors or the new ones.
+        file::write(&path, &serde_json::to_string(&document)?)
     }
 }
 

@@ -201,7 +201,7 @@ fn missing_and_denied_devices_are_named() {
     });
     assert!(
         node.log()
-            .contains("have changed: allow = [], deny = [\"gdrcopy\"]"),
+            .contains("these limits: allow = [], deny = [\"gdrcopy\"]"),
         "{}",
         node.log()
     );
