@@ -20,7 +20,7 @@ use super::values::MigStrategy;
 /// The settings in NVIDIA's form.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Inputs {
-    pub(super) flags: BTreeMap<&'static str, String>,
+    pub(super) given: Given,
     pub(super) variables: BTreeMap<&'static str, String>,
     /// The configuration file and its text
     pub(super) file: Option<(PathBuf, String)>,
@@ -36,25 +36,21 @@ impl Inputs {
         reason = "the variables are set by the administrator, in the unit or the manifest"
     )]
     pub(super) fn gather(given: &Given) -> Result<Self> {
-        let mut inputs = Self::default();
+        let mut inputs = Self {
+            given: given.clone(),
+            ..Self::default()
+        };
         for option in OPTIONS {
             if let Ok(value) = std::env::var(option.variable) {
                 inputs.variables.insert(option.variable, value);
-            }
-        }
-        for option in nvidias() {
-            if let Some(value) = given.last(option.name()) {
-                inputs.flags.insert(option.name(), value.to_owned());
             }
         }
         // An empty variable is an unset one, as in manifests with optional values.
         inputs
             .variables
             .retain(|name, value| !name.is_empty() && !value.is_empty());
-        let path = inputs
-            .flags
-            .get("config-file")
-            .or_else(|| inputs.variables.get("CONFIG_FILE"));
+        let variable = inputs.variables.get("CONFIG_FILE").map(String::as_str);
+        let path = given.last("config-file").or(variable);
         if let Some(path) = path.map(PathBuf::from) {
             let text = read(&path).with_context(|| {
                 Failure::new(
@@ -72,7 +68,8 @@ impl Inputs {
     #[must_use]
     pub(super) fn defaults(&self) -> Settings {
         let mut settings = Settings::default();
-        if !self.flags.is_empty() || !self.variables.is_empty() {
+        let mut flags = nvidias().filter_map(|option| self.given.last(option.name()));
+        if flags.next().is_some() || !self.variables.is_empty() {
             settings.plugin.mig_strategy = MigStrategy::None;
         }
         settings
@@ -102,8 +99,8 @@ impl Inputs {
                 });
             findings.extend(finding?);
         }
-        for option in OPTIONS {
-            let Some(value) = self.flags.get(option.name()) else {
+        for option in nvidias() {
+            let Some(value) = self.given.last(option.name()) else {
                 continue;
             };
             let finding = option.set(settings, &format!("--{}", option.name()), value);

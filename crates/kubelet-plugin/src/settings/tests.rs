@@ -6,7 +6,7 @@ use base::report::render;
 use clap::{Args, Command, FromArgMatches, Parser};
 
 use super::nvidia_options::{Effect, OPTIONS};
-use super::options::{Given, nvidias};
+use super::options::Given;
 use super::table::SETTINGS;
 use super::values::{Allocation, DeviceIdStrategy, MigStrategy, SharingStrategy};
 use super::*;
@@ -22,11 +22,8 @@ fn given(flags: &[&str]) -> Given {
 
 /// The inputs from flags, variables and the text of a file.
 fn inputs(flags: &[&str], variables: &[(&'static str, &str)], file: &str) -> Inputs {
-    let given = given(flags);
     Inputs {
-        flags: nvidias()
-            .filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned())))
-            .collect(),
+        given: given(flags),
         variables: variables
             .iter()
             .map(|(name, value)| (*name, (*value).to_owned()))
