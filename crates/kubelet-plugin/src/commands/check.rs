@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -99,13 +100,15 @@ pub async fn check(
     let Answer {
         mut node, problem, ..
     } = ask(settings, config_path).await?;
+    let made = made_specs(settings, &node);
     if choice.uses_cdi() {
-        node.set_in_specs(foresee_specs(settings, &node, offered.is_ok()));
+        node.set_in_specs(foresee_specs(settings, made.as_ref(), offered.is_ok()));
     }
     let mut all: Vec<Finding> = problem.into_iter().collect();
     all.extend_from_slice(findings);
     all.extend(choice.finding());
-    let driver = incomplete_driver(settings, &node);
+    // The driver lacks a file that each container needs.
+    let driver = made.and_then(Result::err);
     let input = CheckInput {
         settings,
         choice,
@@ -117,17 +120,23 @@ pub async fn check(
     Ok(report(&input, &all, offered))
 }
 
-/// Returns why the driver lacks a file that each container needs; `None` if it lacks none.
-fn incomplete_driver(settings: &Settings, node: &Node) -> Option<String> {
-    let (dir, hook) = (Path::new(cdi_specs::DIR), Path::new(cdi_specs::HOOK));
-    let specs = VendorSpecs::new(DEVICE_PLUGIN, &settings.common, dir, hook);
-    let error = specs.would_have(node.inventory()?).err()?;
-    Some(format!("{error:#}"))
+/// Returns the devices of the CDI spec that the plugin would write, or why it would write none; `None` without a driver.
+fn made_specs(settings: &Settings, node: &Node) -> Option<Result<BTreeSet<String>, String>> {
+    let made = specs(settings).would_have(node.inventory()?);
+    Some(made.map_err(|error| format!("{error:#}")))
 }
 
-/// Describes the CDI spec that the plugin would write. The running plugin may write it to another
-/// directory than the default.
-fn foresee_specs(settings: &Settings, node: &Node, is_running: bool) -> InSpecs {
+fn specs(settings: &Settings) -> VendorSpecs {
+    let (dir, hook) = (Path::new(cdi_specs::DIR), Path::new(cdi_specs::HOOK));
+    VendorSpecs::new(DEVICE_PLUGIN, &settings.common, dir, hook)
+}
+
+/// Describes this CDI spec. The running plugin may write it to another directory than the default.
+fn foresee_specs(
+    settings: &Settings,
+    made: Option<&Result<BTreeSet<String>, String>>,
+    is_running: bool,
+) -> InSpecs {
     let mut in_specs = InSpecs {
         are_needed: true,
         ..InSpecs::default()
@@ -136,20 +145,18 @@ fn foresee_specs(settings: &Settings, node: &Node, is_running: bool) -> InSpecs 
     if let Ok((found, _)) = features {
         in_specs.features = found;
     }
-    let Some(inventory) = node.inventory() else {
+    let Some(made) = made else {
         return in_specs;
     };
-    let (dir, hook) = (Path::new(cdi_specs::DIR), Path::new(cdi_specs::HOOK));
-    let config = &settings.common;
-    let specs = VendorSpecs::new(DEVICE_PLUGIN, config, dir, hook);
     let writable = if is_running {
         Ok(())
     } else {
-        specs.check_dir()
+        specs(settings).check_dir()
     };
-    match writable.and_then(|()| specs.would_have(inventory)) {
-        Ok(names) => in_specs.devices = names.into(),
-        Err(error) => in_specs.error = Some(format!("{error:#}")),
+    match (writable, made) {
+        (Err(error), _) => in_specs.error = Some(format!("{error:#}")),
+        (Ok(()), Ok(names)) => in_specs.devices = Arc::new(names.clone()),
+        (Ok(()), Err(error)) => in_specs.error = Some(error.clone()),
     }
     in_specs
 }
