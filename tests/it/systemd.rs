@@ -247,7 +247,7 @@ fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &s
     std::fs::write(path, spec.to_string()).unwrap();
 }
 
-/// The kubelet of the device plugin's tests, or a cluster for claims, as a service. It takes commands from a FIFO and writes its events to a file.
+/// The kubelet of the device plugin's tests as a service. It takes commands from a FIFO and writes its events to a file.
 struct Kubelet<'a> {
     systemd: &'a Systemd,
     commands: std::fs::File,
@@ -256,7 +256,8 @@ struct Kubelet<'a> {
 }
 
 impl<'a> Kubelet<'a> {
-    fn start(systemd: &'a Systemd, program: &Path) -> Self {
+    fn start(systemd: &'a Systemd, options: &str) -> Self {
+        let program = built::programs().join("examples/fake-kubelet");
         let dir = systemd.dir.path().display();
         systemd
             .enter(&format!(
@@ -265,7 +266,8 @@ impl<'a> Kubelet<'a> {
             ))
             .ok();
         shell!("mkfifo '{dir}/commands'");
-        let run = format!("fake-kubelet /var/lib/kubelet <'{dir}/commands' >'{dir}/events'");
+        let run =
+            format!("fake-kubelet /var/lib/kubelet {options} <'{dir}/commands' >'{dir}/events'");
         systemd
             .enter(&format!(
                 "systemd-run --quiet -p DefaultDependencies=no --unit kubelet sh -c \"{run}\""
@@ -360,7 +362,6 @@ fn install_units(systemd: &Systemd, fake: &FakeDriver, config: &str, metrics: &s
 }
 
 fn the_device_plugin_as_a_service() {
-    let programs = built::programs();
     let systemd = Systemd::start();
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let (unit, nri) = (PLUGIN_UNIT, NRI_UNIT);
@@ -383,7 +384,7 @@ fn the_device_plugin_as_a_service() {
 
     // The unit is ready without a kubelet. It creates the directory for the labels, and the device node that is missing after a boot.
     systemd.enter(&format!("systemctl start {unit}")).ok();
-    let mut kubelet = Kubelet::start(&systemd, &programs.join("examples/fake-kubelet"));
+    let mut kubelet = Kubelet::start(&systemd, "");
     kubelet.wait("registered nvidia.com/gpu oci-nvidia-gpu.sock");
     let healthy = |kubelet: &mut Kubelet<'_>, count| loop {
         let list = kubelet.wait("list nvidia.com/gpu");
@@ -482,33 +483,31 @@ fn the_device_plugin_as_a_service() {
 
 /// The restrictions of the unit permit the sockets for claims, the kubelet's credentials where kubeadm has them, and new certificates.
 fn claims_as_a_service() {
-    let programs = built::programs();
     let systemd = Systemd::start();
     let fake = FakeDriver::new(&["--gpus", "2"]);
     install_units(&systemd, &fake, "interface = \"dra\"", "127.0.0.1:21130");
-    let mut cluster = Kubelet::start(&systemd, &programs.join("examples/fake-cluster"));
-    let credentials = cluster.wait("credentials ");
-    let credentials = credentials.split_once(' ').unwrap().1;
+    let mut cluster = Kubelet::start(&systemd, "--claims");
+    cluster.wait("ready");
     systemd
-        .enter(&format!("mkdir -p /etc/kubernetes; mv {credentials} /etc/kubernetes; chmod 600 /etc/kubernetes/*"))
+        .enter("mkdir -p /etc/kubernetes; mv /var/lib/kubelet/kubelet.conf /etc/kubernetes; chmod 600 /etc/kubernetes/*")
         .ok();
     systemd
         .enter(&format!(
             "systemctl start {PLUGIN_UNIT}; systemctl status {SOCKETS_UNIT}"
         ))
         .ok();
-    cluster.wait("registered gpu.nvidia.com 1");
-    cluster.wait("devices gpu-0 gpu-1");
+    cluster.wait("drivers gpu.nvidia.com 1");
+    cluster.wait("published gpu-0=Free gpu-1=Free");
     let spec = "/var/run/cdi/k8s.gpu.nvidia.com-gpu.json";
     let prepares = |cluster: &mut Kubelet<'_>| {
-        cluster.send("prepare train u-1");
+        cluster.send("prepare gpu.nvidia.com train u-1");
         let answer = cluster.wait("prepared ");
         let uuid = answer
             .strip_prefix("prepared k8s.gpu.nvidia.com/gpu=")
             .unwrap_or_else(|| panic!("{answer}"));
         systemd.enter(&format!("grep -q {uuid} {spec}")).ok();
     };
-    cluster.send("allocate train u-1 gpu-1");
+    cluster.send("claim train u-1 gpu-1");
     prepares(&mut cluster);
     let sockets = "/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock /var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock";
     assert_eq!(
@@ -530,19 +529,19 @@ fn claims_as_a_service() {
             "systemctl kill -s USR1 --kill-who=main {PLUGIN_UNIT}"
         ))
         .ok();
-    cluster.wait("devices gpu-0! gpu-1!");
+    cluster.wait("published gpu-0=Tainted gpu-1=Tainted");
     systemd
         .enter(&format!(
             "systemctl kill -s USR2 --kill-who=main {PLUGIN_UNIT}"
         ))
         .ok();
-    cluster.wait("devices gpu-0 gpu-1");
+    cluster.wait("published gpu-0=Free gpu-1=Free");
     // Both restart.
     cluster.send("start");
-    cluster.wait("registered gpu.nvidia.com 2");
+    cluster.wait("drivers gpu.nvidia.com 2");
     // The kubelet has deleted the slices.
-    cluster.send("devices");
-    cluster.wait("devices gpu-0 gpu-1");
+    cluster.send("published");
+    cluster.wait("published gpu-0=Free gpu-1=Free");
     // A restart, and a crash: the kubelet keeps the sockets, and its calls wait.
     let inodes = format!("stat -c %i {sockets}");
     let before = systemd.enter(&inodes).ok();
@@ -557,11 +556,11 @@ fn claims_as_a_service() {
         ))
         .ok();
     prepares(&mut cluster);
-    cluster.send("unprepare train u-1");
-    assert_eq!(cluster.wait("unprepared"), "unprepared ");
+    cluster.send("unprepare gpu.nvidia.com train u-1");
+    cluster.wait("unprepared");
     assert_eq!(systemd.enter(&inodes).ok(), before);
     let events = std::fs::read_to_string(systemd.dir.path().join("events")).unwrap();
-    assert!(!events.contains("registered gpu.nvidia.com 3"), "{events}");
+    assert!(!events.contains("drivers gpu.nvidia.com 3"), "{events}");
     let check = systemd
         .enter("oci-nvidia-kubelet-plugin check --interface dra || true")
         .ok();

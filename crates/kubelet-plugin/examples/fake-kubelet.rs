@@ -5,7 +5,8 @@
 //! `devices RESOURCE`. It ends with stdin.
 //!
 //! With `--claims`, it also manages claims (DRA), next to an API server whose credentials are in `DIR/kubelet.conf`. More commands then:
-//! `claim NAME UID DEVICE…` allocates devices, `prepare DRIVER NAME UID` and `unprepare DRIVER NAME UID` call the driver.
+//! `claim NAME UID DEVICE…` allocates devices, `prepare DRIVER NAME UID` and `unprepare DRIVER NAME UID` call the driver, `rotate N` writes
+//! another certificate with this serial number, and `published` prints the devices on the API server. `start` then deletes the slices of the node too, as a kubelet does.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -60,6 +61,9 @@ fn main() {
             (["start"], _) => {
                 *slot = None;
                 *slot = Some(FakeKubelet::start(&dir));
+                if let Some(claims) = &claims {
+                    claims.restart(&dir);
+                }
             }
             (["stop"], _) => *slot = None,
             ([], _) => {}
@@ -139,7 +143,8 @@ fn devices(devices: &std::collections::BTreeMap<String, bool>) -> String {
 /// The part for claims.
 struct Claims {
     api: FakeApi,
-    kubelet: DraKubelet,
+    /// The kubelet, and the registrations at earlier ones
+    kubelet: Mutex<(DraKubelet, usize)>,
 }
 
 impl Claims {
@@ -147,37 +152,48 @@ impl Claims {
         std::fs::create_dir_all(dir).unwrap();
         Self {
             api: FakeApi::start(dir),
-            kubelet: DraKubelet::start(dir),
+            kubelet: Mutex::new((DraKubelet::start(dir), 0)),
         }
+    }
+
+    fn restart(&self, dir: &Path) {
+        let mut kubelet = self.kubelet.lock().unwrap();
+        let registrations = kubelet.1 + kubelet.0.state().registrations;
+        self.api.state().wipe();
+        *kubelet = (DraKubelet::start(dir), registrations);
     }
 
     /// Answers a command for claims.
     fn command(&self, words: &[&str]) -> Option<String> {
+        let (kubelet, _) = &*self.kubelet.lock().unwrap();
         Some(match words {
+            ["published"] => published(&self.api),
+            ["rotate", serial] => {
+                self.api.certificates.rotate(serial.parse().unwrap());
+                "ok".to_owned()
+            }
             ["claim", name, uid, devices @ ..] => {
                 self.api.state().allocate(name, uid, devices);
                 "ok".to_owned()
             }
-            ["prepare", driver, name, uid] => {
-                match self.kubelet.try_prepare(driver, &[(name, uid)]) {
-                    Ok(mut claims) => match claims.remove(*uid) {
-                        Some(claim) if claim.error.is_empty() => {
-                            let ids = claim
-                                .devices
-                                .into_iter()
-                                .flat_map(|device| device.cdi_device_ids);
-                            format!("prepared {}", ids.collect::<Vec<_>>().join(" "))
-                        }
-                        claim => format!(
-                            "refused {}",
-                            claim.map(|claim| claim.error).unwrap_or_default()
-                        ),
-                    },
-                    Err(error) => format!("refused {error}"),
-                }
-            }
+            ["prepare", driver, name, uid] => match kubelet.try_prepare(driver, &[(name, uid)]) {
+                Ok(mut claims) => match claims.remove(*uid) {
+                    Some(claim) if claim.error.is_empty() => {
+                        let ids = claim
+                            .devices
+                            .into_iter()
+                            .flat_map(|device| device.cdi_device_ids);
+                        format!("prepared {}", ids.collect::<Vec<_>>().join(" "))
+                    }
+                    claim => format!(
+                        "refused {}",
+                        claim.map(|claim| claim.error).unwrap_or_default()
+                    ),
+                },
+                Err(error) => format!("refused {error}"),
+            },
             ["unprepare", driver, name, uid] => {
-                match self.kubelet.try_unprepare(driver, &[(name, uid)]) {
+                match kubelet.try_unprepare(driver, &[(name, uid)]) {
                     Ok(claims) if claims.values().all(|claim| claim.error.is_empty()) => {
                         "unprepared".to_owned()
                     }
@@ -189,34 +205,43 @@ impl Claims {
         })
     }
 
-    /// A line for each part of the state: the drivers, the published devices with their taints, and their health.
-    fn lines(&self) -> [String; 3] {
-        let state = self.kubelet.state();
+    /// A line for each part of the state: the drivers and their registrations, the published devices with their taints, their health, and
+    /// the serial number of the driver's certificate.
+    fn lines(&self) -> [String; 4] {
+        let (kubelet, earlier) = &*self.kubelet.lock().unwrap();
+        let state = kubelet.state();
         let drivers: String = state
             .drivers
             .keys()
             .map(|name| format!(" {name}"))
             .collect();
-        let published = self.api.state().devices();
-        let taint = |is_tainted: bool| if is_tainted { "Tainted" } else { "Free" };
-        let published: String = published
-            .iter()
-            .map(|(name, tainted)| format!(" {name}={}", taint(*tainted)))
-            .collect();
+        let asked = self.api.state().asked.last().cloned();
+        let serial = asked.map(|asked| asked.serial).unwrap_or_default();
         let health = state
             .health
             .iter()
             .map(|(name, (healthy, why))| format!(" {name}={healthy} {why};"));
         [
-            format!("drivers{drivers}"),
-            format!("published{published}"),
+            format!("drivers{drivers} {}", earlier + state.registrations),
+            published(&self.api),
             format!("health{}", health.collect::<String>()),
+            format!("serial {serial:?}"),
         ]
     }
 }
 
+/// The published devices with their taints.
+fn published(api: &FakeApi) -> String {
+    let taint = |is_tainted: bool| if is_tainted { "Tainted" } else { "Free" };
+    let devices = api.state().devices();
+    let devices = devices
+        .iter()
+        .map(|(name, tainted)| format!(" {name}={}", taint(*tainted)));
+    format!("published{}", devices.collect::<String>())
+}
+
 fn print_events(slot: &Slot, claims: Option<&Claims>) {
-    let mut printed = [const { String::new() }; 3];
+    let mut printed = [const { String::new() }; 4];
     loop {
         std::thread::sleep(Duration::from_millis(20));
         let now = claims.map(Claims::lines).unwrap_or_default();
