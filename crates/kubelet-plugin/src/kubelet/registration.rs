@@ -131,180 +131,109 @@ mod tests {
             may_register: true,
             ..RegistrationState::default()
         };
-        let stream = |kubelet, silent| {
-            Some(Stream {
+        let with = |base: RegistrationState, change: &dyn Fn(&mut RegistrationState)| {
+            let mut facts = base;
+            change(&mut facts);
+            facts
+        };
+        let stream = |kubelet, silent, doubled| {
+            let stream = Stream {
                 kubelet,
                 silent,
-                doubled: false,
-            })
+                doubled,
+            };
+            with(ready, &|it| it.stream = Some(stream))
         };
-        let live = RegistrationState {
-            stream: stream(new, false),
-            ..ready
-        };
-        let silent = RegistrationState {
-            stream: stream(new, true),
-            ..ready
-        };
+        let (live, silent) = (stream(new, false, false), stream(new, true, false));
+        let mut gone = with(ready, &|it| it.registering = Some(old));
+        gone.kubelet = None;
+        let mut nothing = with(ready, &|it| it.kubelet = None);
+        nothing.socket = Socket::Missing;
         for (name, facts, action) in [
             (
                 "no kubelet",
-                RegistrationState {
-                    kubelet: None,
-                    ..ready
-                },
+                with(ready, &|it| it.kubelet = None),
                 Action::Wait,
             ),
-            (
-                "no kubelet and no socket",
-                RegistrationState {
-                    kubelet: None,
-                    socket: Socket::Missing,
-                    ..ready
-                },
-                Action::Bind,
-            ),
+            ("no kubelet and no socket", nothing, Action::Bind),
             (
                 "our socket is missing",
-                RegistrationState {
-                    socket: Socket::Missing,
-                    ..ready
-                },
+                with(ready, &|it| it.socket = Socket::Missing),
                 Action::Bind,
             ),
             (
                 "our socket cannot be created",
-                RegistrationState {
-                    socket: Socket::Unavailable,
-                    ..ready
-                },
+                with(ready, &|it| it.socket = Socket::Unavailable),
                 Action::Wait,
             ),
             ("ready", ready, Action::Register),
             (
                 "pause",
-                RegistrationState {
-                    may_register: false,
-                    ..ready
-                },
+                with(ready, &|it| it.may_register = false),
                 Action::Wait,
             ),
             (
                 "other plugin",
-                RegistrationState {
-                    conflict: Some(true),
-                    ..ready
-                },
+                with(ready, &|it| it.conflict = Some(true)),
                 Action::Wait,
             ),
             (
                 "other plugin, other resource",
-                RegistrationState {
-                    conflict: Some(false),
-                    ..ready
-                },
+                with(ready, &|it| it.conflict = Some(false)),
                 Action::Wait,
             ),
             (
                 "registering",
-                RegistrationState {
-                    registering: Some(new),
-                    ..ready
-                },
+                with(ready, &|it| it.registering = Some(new)),
                 Action::Wait,
             ),
             (
                 "registering with an earlier kubelet",
-                RegistrationState {
-                    registering: Some(old),
-                    ..ready
-                },
+                with(ready, &|it| it.registering = Some(old)),
                 Action::Abandon,
             ),
-            (
-                "registering, the kubelet has gone",
-                RegistrationState {
-                    kubelet: None,
-                    registering: Some(old),
-                    ..ready
-                },
-                Action::Wait,
-            ),
+            ("registering, the kubelet has gone", gone, Action::Wait),
             ("live", live, Action::Wait),
-            (
-                "registered twice",
-                RegistrationState {
-                    stream: stream(new, false).map(|it| Stream {
-                        doubled: true,
-                        ..it
-                    }),
-                    ..live
-                },
-                Action::Close,
-            ),
+            ("registered twice", stream(new, false, true), Action::Close),
             (
                 "live before Register returned",
-                RegistrationState {
-                    registering: Some(new),
-                    ..live
-                },
+                with(live, &|it| it.registering = Some(new)),
                 Action::Wait,
             ),
             (
                 "live, socket deleted",
-                RegistrationState {
-                    socket: Socket::Missing,
-                    ..live
-                },
+                with(live, &|it| it.socket = Socket::Missing),
                 Action::Bind,
             ),
             (
                 "live, kubelet's socket deleted",
-                RegistrationState {
-                    kubelet: None,
-                    ..live
-                },
+                with(live, &|it| it.kubelet = None),
                 Action::Wait,
             ),
             (
                 "live with an earlier kubelet",
-                RegistrationState {
-                    stream: stream(old, false),
-                    ..live
-                },
+                stream(old, false, false),
                 Action::Close,
             ),
             (
                 "silent with an earlier kubelet",
-                RegistrationState {
-                    stream: stream(old, true),
-                    ..silent
-                },
+                stream(old, true, false),
                 Action::Close,
             ),
             (
                 "taken over",
-                RegistrationState {
-                    conflict: Some(true),
-                    ..live
-                },
+                with(live, &|it| it.conflict = Some(true)),
                 Action::Silence,
             ),
             (
                 "still taken over",
-                RegistrationState {
-                    conflict: Some(true),
-                    ..silent
-                },
+                with(silent, &|it| it.conflict = Some(true)),
                 Action::Wait,
             ),
             ("the other plugin has gone", silent, Action::Close),
             (
                 "GPUs offered elsewhere",
-                RegistrationState {
-                    conflict: Some(false),
-                    ..live
-                },
+                with(live, &|it| it.conflict = Some(false)),
                 Action::Close,
             ),
         ] {

@@ -137,20 +137,6 @@ fn variables_nodes_and_mounts() {
             (host.as_str(), "rw")
         );
     }
-    // On a locked node, only mounts request devices.
-    let options = [
-        "--device-list-strategy=volume-mounts",
-        "--pass-device-specs=false",
-        "--extra-devices=gds",
-    ];
-    let node = Node::start_on(host(&nodes), &options);
-    node.wait("the list", SOON, GPU, 1, 1);
-    let found = super::answer(&node.kubelet, GPU, &uuid(0));
-    let mount = "/dev/null /var/run/nvidia-container-devices/cdi/nvidia.com/gds=all";
-    assert!(
-        found.lines().any(|line| line == mount) && !found.contains("nodes"),
-        "{found}"
-    );
 }
 
 fn missing_and_denied_devices_are_named() {

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(5 * 5);
 const QUICK: Duration = Duration::from_millis(5 * 20);
 
 tests! {
-    ROOT => gpus_are_granted, devices_next_to_the_gpus, the_engine_finds_what_is_granted, a_lost_spec_is_written_before_the_answer,
+    ROOT => gpus_are_granted, devices_next_to_the_gpus, the_engine_finds_what_is_granted,
         refusals_read_well, a_refusal_has_a_record,
         limits_hold, limits_that_change, a_locked_node, two_containers_at_once, an_engine_that_restarts,
         an_engine_that_starts_later, an_engine_that_refuses, hostile_bytes, large_containers, answers_are_quick,
@@ -278,36 +278,6 @@ fn the_engine_finds_what_is_granted() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(node.ask(&["PATH=/bin"]), Ok(vec![]));
-}
-
-/// The plugin also searches for lost files each second, so the answers are many.
-fn a_lost_spec_is_written_before_the_answer() {
-    let mut node = Node::start(1, "");
-    let cdi = node.fake.dir.path().join("cdi");
-    let file = cdi.join("k8s.device-plugin.nvidia.com-gpu.json");
-    let ours = std::fs::read_to_string(&file).unwrap();
-    for _ in 0..5 {
-        for other in [None, Some("{"), Some(&*ours.replace(&uuid(0), "GPU-other"))] {
-            match other {
-                None => std::fs::remove_file(&file).unwrap(),
-                Some(text) => std::fs::write(&file, text).unwrap(),
-            }
-            assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]), "{other:?}");
-            let found = std::fs::read_to_string(&file).unwrap_or_default();
-            assert!(found == ours, "{other:?}: {found}");
-        }
-    }
-    // A directory that cannot exist
-    std::fs::remove_dir_all(&cdi).unwrap();
-    std::fs::write(&cdi, "").unwrap();
-    let refusal = node.ask(&[ALL]).unwrap_err();
-    assert!(
-        refusal.contains("the node has no CDI device for it: ") && refusal.contains("(ONH-074)"),
-        "{refusal}"
-    );
-    // An answer tries to write the spec again.
-    std::fs::remove_file(&cdi).unwrap();
-    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
 }
 
 fn refusals_read_well() {
