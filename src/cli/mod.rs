@@ -427,52 +427,6 @@ mod tests {
     }
 
     #[test]
-    fn a_similar_word_is_suggested() {
-        for (args, hint) in [
-            (
-                &["doctr"][..],
-                "did you mean doctor? See \"oci-nvidia-hook --help\"",
-            ),
-            // People do not type stages.
-            (&["prestrat"], "run \"oci-nvidia-hook --help\""),
-            (&["stats"], "did you mean status? See"),
-            (&["pss"], "did you mean ps? See"),
-            (&["pods"], "run \"oci-nvidia-hook --help\""),
-            (&["frobnicate"], "run \"oci-nvidia-hook --help\""),
-            (
-                &["info", "--verbose"],
-                "run \"oci-nvidia-hook info --help\"",
-            ),
-            (
-                &["cdi", "generate", "--format", "xml"],
-                "for \"--format\": must be one of json, yaml (ONH-002)\nhint: run \"oci",
-            ),
-            (
-                &["cdi"],
-                "a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook cdi --help\"",
-            ),
-            (
-                &["cdi", "chekc"],
-                "did you mean check? See \"oci-nvidia-hook cdi --help\"",
-            ),
-            (
-                &["--config", "files", "cdi", "generate", "--jsno"],
-                "\"oci-nvidia-hook cdi generate --help\"",
-            ),
-            (
-                &["files", "--nonsense"],
-                "run \"oci-nvidia-hook files --help\"",
-            ),
-            (&["files", "--lib"], "did you mean --libraries?"),
-            (&["files", "--librarie"], "did you mean --libraries?"),
-            (&["info", "--jsn"], "did you mean --json?"),
-        ] {
-            let text = base::report::render(&parsed(args).unwrap_err());
-            assert!(text.contains(hint), "{text}");
-        }
-    }
-
-    #[test]
     fn examples_are_command_lines() {
         fn check(command: &clap::Command) -> usize {
             let text = command

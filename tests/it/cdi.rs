@@ -169,13 +169,13 @@ fn names_and_versions_of_a_choice() {
         "{NODES_OF_THE_HOST}"
     );
     for (arguments, says) in rows! {
-        &["--name-strategy", "type"][..], "invalid value \"type\" for \"--name-strategy\": must be one of index, uuid, type-index";
-        &["--format", "toml"], "invalid value \"toml\" for \"--format\": must be one of json, yaml";
-        &["--vendor", "9.com"], "invalid value \"9.com\" for \"--vendor\": \"9.com\" does not start with a letter";
-        &["--class", ""], "for \"--class\": the name is empty";
+        &["--name-strategy", "type"][..], "invalid value \"type\" for \"--name-strategy <LIST>\" [possible values: index, uuid, type-index]";
+        &["--format", "toml"], "invalid value \"toml\" for \"--format <FORMAT>\" [possible values: json, yaml]";
+        &["--vendor", "9.com"], "invalid value \"9.com\" for \"--vendor <VENDOR>\": \"9.com\" does not start with a letter";
+        &["--class", ""], "for \"--class <CLASS>\": the name is empty";
         // The CDI library of this version panics: it accesses the part between the first and the last letter.
-        &["--class", "g"], "\"g\" for \"--class\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter";
-        &["--vendor", "n"], "invalid value \"n\" for \"--vendor\": CRI-O 1.37 does not start";
+        &["--class", "g"], "\"g\" for \"--class <CLASS>\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter";
+        &["--vendor", "n"], "invalid value \"n\" for \"--vendor <VENDOR>\": CRI-O 1.37 does not start";
     } {
         let mut words = vec!["generate", "--output", "-"];
         words.extend(arguments);

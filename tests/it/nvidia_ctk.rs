@@ -489,9 +489,9 @@ fn what_is_not_known() {
 const GUIDE: [(&str, i32, &str); 36] = rows! {
     "nvidia-ctk --version", 0, "nvidia-ctk version ";
     "nvidia-ctk -v", 0, "nvidia-ctk version ";
-    "nvidia-ctk", 2, "a command is missing";
-    "nvidia-ctk cdi", 2, "a command is missing";
-    "nvidia-ctk system", 2, "a command is missing";
+    "nvidia-ctk", 2, "requires a subcommand";
+    "nvidia-ctk cdi", 2, "requires a subcommand";
+    "nvidia-ctk system", 2, "requires a subcommand";
     "nvidia-ctk --help", 0, "config";
     "nvidia-ctk config", 0, "root = ";
     "nvidia-ctk config default", 0, "#no-cgroups = false";
@@ -507,7 +507,7 @@ const GUIDE: [(&str, i32, &str); 36] = rows! {
     "nvidia-ctk runtime configure --runtime=containerd", 0, "wrote \"/etc/containerd/config.toml\"";
     "cat /etc/containerd/config.toml", 0, "enable_cdi = true";
     "nvidia-ctk runtime configure --runtime=crio", 0, "CRI-O";
-    "nvidia-ctk runtime configure --runtime=lxc", 2, "must be one of crio, podman, docker, containerd";
+    "nvidia-ctk runtime configure --runtime=lxc", 2, "[possible values: crio, podman, docker, containerd]";
     "nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook", 2, "is not supported";
     "nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place", 0, "";
     "grep -c '^no-cgroups = true' /etc/nvidia-container-runtime/config.toml", 0, "1";

@@ -17,10 +17,13 @@ fn run(arguments: &[&str]) -> Output {
 fn invalid_command_lines() {
     for (arguments, message) in [
         (&[][..], "a command is missing"),
-        (&["start"], "unknown command \"start\""),
-        (&["run"], "UUID is missing"),
-        (&["end", "GPU-1"], "RESULT is missing"),
-        (&["restore", "--some"], "unknown option \"--some\""),
+        (&["start"], "unrecognized subcommand \"start\""),
+        (&["run"], "not provided: <UUID>"),
+        (&["end", "GPU-1"], "not provided: <RESULT>"),
+        (
+            &["restore", "--some"],
+            "unexpected argument \"--some\" found",
+        ),
     ] {
         let output = run(arguments);
         let text = String::from_utf8_lossy(&output.stderr);

@@ -325,7 +325,7 @@ mod tests {
                 "runtime configure --oci-hook-path=/x",
                 "--oci-hook-path is not supported: ",
             ),
-            ("frobnicate", "unknown command \"frobnicate\""),
+            ("frobnicate", "unrecognized subcommand \"frobnicate\""),
             ("hook", "the name of the hook is missing"),
         ] {
             let text = render(&outcome(line).unwrap_err());

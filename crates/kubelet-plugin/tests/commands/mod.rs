@@ -79,8 +79,8 @@ fn command_lines() {
     std::fs::write(&document, "version: v1\nsharing: [\n").unwrap();
     let missing = format!("{dir}/missing.yaml");
     for (arguments, code, message, hint) in rows! {
-        &["chek"][..], 2, "invalid command line: unknown command \"chek\" (ONH-002)",
-            "did you mean check? See \"oci-nvidia-kubelet-plugin --help\"";
+        &["chek"][..], 2, "invalid command line: unrecognized subcommand \"chek\" (ONH-002)",
+            "a similar subcommand exists: \"check\"; see \"oci-nvidia-kubelet-plugin --help\"";
         &["check", "--replicas", "x"], 2, "invalid command line: --replicas has an invalid value; it must be ",
             "run \"oci-nvidia-kubelet-plugin run --help\"";
         &["check", "--config-file", &document], 1, "(ONH-075)", "";
