@@ -489,9 +489,9 @@ fn what_is_not_known() {
 const GUIDE: [(&str, i32, &str); 36] = rows! {
     "nvidia-ctk --version", 0, "nvidia-ctk version ";
     "nvidia-ctk -v", 0, "nvidia-ctk version ";
-    "nvidia-ctk", 2, "requires a subcommand";
-    "nvidia-ctk cdi", 2, "requires a subcommand";
-    "nvidia-ctk system", 2, "requires a subcommand";
+    "nvidia-ctk", 2, "a command is missing";
+    "nvidia-ctk cdi", 2, "a command is missing";
+    "nvidia-ctk system", 2, "a command is missing";
     "nvidia-ctk --help", 0, "config";
     "nvidia-ctk config", 0, "root = ";
     "nvidia-ctk config default", 0, "#no-cgroups = false";
@@ -508,7 +508,7 @@ const GUIDE: [(&str, i32, &str); 36] = rows! {
     "cat /etc/containerd/config.toml", 0, "enable_cdi = true";
     "nvidia-ctk runtime configure --runtime=crio", 0, "CRI-O";
     "nvidia-ctk runtime configure --runtime=lxc", 2, "[possible values: crio, podman, docker, containerd]";
-    "nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook", 2, "is not supported";
+    "nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook", 2, "invalid value";
     "nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place", 0, "";
     "grep -c '^no-cgroups = true' /etc/nvidia-container-runtime/config.toml", 0, "1";
     "nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi", 0, "nvidia-container-runtime.mode has no effect";
@@ -518,7 +518,7 @@ const GUIDE: [(&str, i32, &str); 36] = rows! {
     "nvidia-ctk cdi generate", 0, "kind: nvidia.com/gpu";
     "nvidia-ctk cdi generate --device-name-strategy=type-index --format=json", 0, "\"name\": \"gpu0\"";
     "nvidia-ctk cdi generate --mode=nvml --vendor=example.com --class=accel", 0, "kind: example.com/accel";
-    "nvidia-ctk cdi generate --mode=csv", 2, "--mode=csv is not supported";
+    "nvidia-ctk cdi generate --mode=csv", 2, "invalid value \"csv\"";
     "nvidia-ctk cdi generate --mode=gdrcopy", 1, "hint: load the kernel module on the host: \"modprobe gdrdrv\"";
     "nvidia-ctk cdi list", 0, "nvidia.com/gpu=all";
     "nvidia-ctk cdi transform root --from=/usr/lib64 --to=/x --relative-to=container --input=/etc/cdi/nvidia.yaml", 0,

@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn every_option_is_known() {
         use clap::CommandFactory;
-        let count = known_options::check(&ContainerCli::command(), programs::CLI);
+        let count = known_options::check(&ContainerCli::command(), &[], programs::CLI);
         assert!(count > 30, "{count}");
     }
 
@@ -437,7 +437,7 @@ mod tests {
             (&["configure"], "not provided: <ROOTFS>"),
             (&["configure", "-p0", "/a"], "0 is not in"),
             (&["list", "--mig-config=0"], "invalid value \"0\""),
-            (&[], "requires a subcommand"),
+            (&[], "a command is missing"),
         ] {
             let text = base::report::render(&parsed(args).unwrap_err());
             assert!(text.contains(message), "{args:?}: {text}");

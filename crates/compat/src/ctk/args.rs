@@ -109,55 +109,18 @@ pub(super) struct Generate {
         long = "feature-flag",
         alias = "feature-flags",
         value_name = "FLAG",
+        value_parser = ["no-additional-gids-for-device-nodes"],
+        hide_possible_values = true,
         value_delimiter = ','
     )]
     pub(super) feature_flags: Vec<String>,
     /// Ignored: ldconfig is never run
     #[arg(long, value_name = "FILE")]
     ldconfig_path: Option<PathBuf>,
-    #[command(flatten)]
-    pub(super) refused: Refused,
 }
 
-/// Options of NVIDIA's program that are not supported.
-#[derive(Args, Debug)]
-pub(super) struct Refused {
-    #[arg(long, hide = true)]
-    pub(super) dev_root: Option<PathBuf>,
-    #[arg(long = "device-id", aliases = ["device-ids", "device", "devices"], hide = true)]
-    pub(super) device_id: Vec<String>,
-    #[arg(long, hide = true)]
-    pub(super) no_all_device: bool,
-    #[arg(long, hide = true)]
-    pub(super) library_search_path: Vec<String>,
-    #[arg(long, hide = true)]
-    pub(super) config_search_path: Vec<String>,
-    #[arg(long, alias = "nvidia-ctk-path", hide = true)]
-    pub(super) nvidia_cdi_hook_path: Option<PathBuf>,
-    #[arg(long, alias = "disable-hooks", hide = true)]
-    pub(super) disable_hook: Vec<String>,
-    #[arg(long, alias = "enable-hooks", hide = true)]
-    pub(super) enable_hook: Vec<String>,
-    #[arg(long = "csv.file", hide = true)]
-    pub(super) csv_file: Vec<String>,
-    #[arg(long = "csv.ignore-pattern", hide = true)]
-    pub(super) csv_ignore_pattern: Vec<String>,
-    #[arg(long = "csv.compat-container-root", hide = true)]
-    pub(super) csv_compat_container_root: Option<PathBuf>,
-}
-
-/// The values of `--mode`.
-const MODES: [&str; 10] = [
-    "auto",
-    "nvml",
-    "csv",
-    "gdrcopy",
-    "gds",
-    "imex",
-    "management",
-    "mofed",
-    "nvswitch",
-    "wsl",
+const MODES: [&str; 8] = [
+    "auto", "nvml", "gdrcopy", "gds", "imex", "mofed", "nvswitch", "wsl",
 ];
 
 #[derive(Debug, Subcommand)]
@@ -267,21 +230,14 @@ pub(super) struct Configure {
     /// Accepted, because CDI is always enabled
     #[arg(
         long = "cdi.enabled", aliases = ["cdi.enable", "enable-cdi"], value_name = "BOOL",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true"
+        num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_parser = ["true"], hide_possible_values = true
     )]
-    pub(super) cdi: Option<bool>,
-    #[arg(long, alias = "mode", hide = true, default_value = "auto")]
-    pub(super) config_mode: String,
-    #[arg(long, hide = true, default_value = "file")]
-    pub(super) config_source: String,
-    #[arg(long, hide = true)]
-    pub(super) drop_in_config: Option<PathBuf>,
-    #[arg(long, alias = "hook-file-path", hide = true)]
-    pub(super) oci_hook_path: Option<PathBuf>,
-    #[arg(long, alias = "nvidia-runtime-hook-path", hide = true)]
-    pub(super) nvidia_runtime_hook_path: Option<PathBuf>,
-    #[arg(long, hide = true)]
-    pub(super) executable_path: Option<PathBuf>,
+    cdi: Option<String>,
+    #[arg(long, alias = "mode", hide = true, default_value = "auto", value_parser = ["auto", "config-file"])]
+    config_mode: String,
+    #[arg(long, hide = true, default_value = "file", value_parser = ["file"])]
+    config_source: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -301,8 +257,8 @@ pub(super) enum System {
     CreateDevCharSymlinks {
         #[command(flatten)]
         nodes: Nodes,
-        #[arg(long, hide = true, default_value = "/dev/char")]
-        dev_char_path: PathBuf,
+        #[arg(long, hide = true, default_value = "/dev/char", value_parser = ["/dev/char"])]
+        dev_char_path: String,
     },
 }
 
@@ -317,8 +273,4 @@ pub(super) struct Nodes {
     /// Always done
     #[arg(long)]
     load_kernel_modules: bool,
-    #[arg(long, hide = true)]
-    pub(super) dev_root: Option<PathBuf>,
-    #[arg(long, hide = true)]
-    pub(super) dry_run: bool,
 }

@@ -7,6 +7,7 @@ mod cdi;
 mod config;
 mod containerd;
 mod docker;
+mod refused;
 mod runtime;
 mod transform;
 
@@ -59,7 +60,8 @@ pub fn is_command(args: &[OsString]) -> bool {
 /// Runs the command with the arguments after `argv[0]`. Returns 0, 1 if the command failed, or 2 if the command line is invalid.
 #[must_use]
 pub fn run(args: &[OsString]) -> ExitCode {
-    let cli = match parse::parse::<CtkCli>(args) {
+    let parsed = refused::check(args).and_then(|()| parse::parse::<CtkCli>(args));
+    let cli = match parsed {
         Ok(Parsed::Run(cli)) => cli,
         Ok(Parsed::Help(text)) => return print(text.as_bytes()),
         Ok(Parsed::Version) => {
@@ -103,48 +105,20 @@ fn carry_out(command: &CtkCommand) -> Result<Outcome> {
         CtkCommand::Runtime(args::Runtime::Configure(options)) => {
             runtime::configure(options).map(Outcome::Print)
         }
-        CtkCommand::System(System::CreateDeviceNodes(nodes)) => {
-            prepare(nodes, "makes all device nodes of the driver")
-        }
-        CtkCommand::System(System::CreateDevCharSymlinks {
-            nodes,
-            dev_char_path,
-        }) => {
-            if dev_char_path != Path::new("/dev/char") {
-                let why = "--dev-char-path is not supported: systemd and runc read the links in /dev/char";
-                return Err(refusal(why, "leave the option out"));
+        CtkCommand::System(
+            System::CreateDeviceNodes(nodes) | System::CreateDevCharSymlinks { nodes, .. },
+        ) => {
+            let mut words: Vec<OsString> = vec!["prepare".into()];
+            if let Some(root) = &nodes.driver_root {
+                words.extend(["--root".into(), root.into()]);
             }
-            prepare(nodes, "makes the links with the nodes")
+            Ok(Outcome::PassOn(words))
         }
         CtkCommand::Hook => Err(refusal(
             "the name of the hook is missing",
             "run \"nvidia-ctk hook --help\"",
         )),
     }
-}
-
-/// `oci-nvidia-hook prepare` loads the modules, creates the nodes, and their links in /dev/char.
-fn prepare(nodes: &args::Nodes, does: &str) -> Result<Outcome> {
-    if nodes.dry_run {
-        let hint =
-            format!("run \"oci-nvidia-hook doctor driver\"; \"oci-nvidia-hook prepare\" {does}");
-        return Err(refusal(
-            "--dry-run is not supported: what is missing is known after the modules are loaded",
-            hint,
-        ));
-    }
-    if nodes.dev_root.is_some() {
-        let hint = "set dev-root in [driver] of config.toml";
-        return Err(refusal(
-            "--dev-root is not supported: the hook and its commands need one value",
-            hint,
-        ));
-    }
-    let mut words: Vec<OsString> = vec!["prepare".into()];
-    if let Some(root) = &nodes.driver_root {
-        words.extend(["--root".into(), root.into()]);
-    }
-    Ok(Outcome::PassOn(words))
 }
 
 /// Returns the error for an option that is known, but not supported.
@@ -186,12 +160,9 @@ mod tests {
     use super::*;
 
     pub(super) fn outcome(line: &str) -> Result<Outcome> {
-        match parse::parse::<CtkCli>(
-            &line
-                .split_whitespace()
-                .map(OsString::from)
-                .collect::<Vec<_>>(),
-        )? {
+        let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+        refused::check(&args)?;
+        match parse::parse::<CtkCli>(&args)? {
             Parsed::Run(cli) => carry_out(&cli.command),
             Parsed::Help(_) | Parsed::Version => anyhow::bail!("help"),
         }
@@ -257,73 +228,35 @@ mod tests {
     #[test]
     fn what_is_not_supported_has_a_reason() {
         for (line, why) in [
-            ("cdi generate --mode=csv", "--mode=csv is not supported: "),
-            (
-                "cdi generate --mode=management",
-                "--mode=management is not supported: ",
-            ),
+            ("cdi generate --mode=csv", "invalid value \"csv\""),
             (
                 "cdi generate --mode=gds --class=x",
                 "--class is not supported with this mode: ",
             ),
-            ("cdi generate --mode=nonsense", "invalid value \"nonsense\""),
             (
                 "cdi generate --device-id=0",
                 "--device-id is not supported: ",
             ),
             (
-                "cdi generate --nvidia-ctk-path=/usr/bin/nvidia-ctk",
-                "--nvidia-cdi-hook-path is not supported: ",
+                "-d cdi generate --nvidia-ctk-path /usr/bin/nvidia-ctk",
+                "--nvidia-ctk-path is not supported: ",
             ),
-            (
-                "cdi generate --disable-hook=all",
-                "--disable-hook is not supported: ",
-            ),
-            (
-                "cdi generate --library-search-path=/x",
-                "--library-search-path is not supported: ",
-            ),
-            (
-                "cdi generate --feature-flag=x",
-                "--feature-flag=x is not supported: ",
-            ),
-            ("cdi generate --csv.file=x", "--csv.file is not supported: "),
-            (
-                "cdi generate --no-all-device",
-                "--no-all-device is not supported: ",
-            ),
-            (
-                "cdi generate --dev-root=/x",
-                "--dev-root is not supported: ",
-            ),
+            ("cdi generate --feature-flag=x", "invalid value \"x\""),
             (
                 "system create-device-nodes --dry-run",
                 "--dry-run is not supported: ",
             ),
             (
                 "system create-dev-char-symlinks --dev-char-path=/x",
-                "--dev-char-path is not supported: ",
+                "invalid value \"/x\"",
             ),
-            ("runtime configure --runtime=lxc", "invalid value \"lxc\""),
             (
                 "runtime configure --config-mode=oci-hook",
-                "--config-mode=oci-hook is not supported: ",
-            ),
-            (
-                "runtime configure --drop-in-config=/x",
-                "--drop-in-config is not supported: ",
+                "invalid value \"oci-hook\"",
             ),
             (
                 "runtime configure --cdi.enabled=false",
-                "--cdi.enabled=false is not supported: ",
-            ),
-            (
-                "runtime configure --config-source=command",
-                "--config-source=command is not supported: ",
-            ),
-            (
-                "runtime configure --oci-hook-path=/x",
-                "--oci-hook-path is not supported: ",
+                "invalid value \"false\"",
             ),
             ("frobnicate", "unrecognized subcommand \"frobnicate\""),
             ("hook", "the name of the hook is missing"),
@@ -341,7 +274,7 @@ mod tests {
     #[test]
     fn every_option_is_known() {
         use clap::CommandFactory;
-        let count = known_options::check(&CtkCli::command(), CTK);
+        let count = known_options::check(&CtkCli::command(), &refused::names(), CTK);
         assert!(count > 60, "{count}");
     }
 

@@ -13,12 +13,11 @@ use findings::catalog;
 use nvidia_host::programs;
 
 use super::args::{Configure, Engine};
-use super::{RuntimeEntry, containerd, docker, note, refusal};
+use super::{RuntimeEntry, containerd, docker, note};
 use crate::{edit, neighbor};
 
 /// Returns the text for stdout: the changed file with `--dry-run`, or the state of the engine.
 pub(super) fn configure(options: &Configure) -> Result<Vec<u8>> {
-    refuse(options)?;
     let program = options
         .path
         .clone()
@@ -38,52 +37,6 @@ pub(super) fn configure(options: &Configure) -> Result<Vec<u8>> {
             containerd::changed(text, &wanted)
         }),
     }
-}
-
-fn refuse(options: &Configure) -> Result<()> {
-    let mode = options.config_mode.as_str();
-    let source = options.config_source.as_str();
-    let packages = "packages install the hook files of Podman and CRI-O, and \"oci-nvidia-hook status\" shows them";
-    let table = [
-        (
-            !matches!(mode, "auto" | "config-file"),
-            format!("--config-mode={mode} is not supported: {packages}"),
-            "leave the option out",
-        ),
-        (
-            options.oci_hook_path.is_some(),
-            format!("--oci-hook-path is not supported: {packages}"),
-            "leave the option out",
-        ),
-        (
-            options.drop_in_config.is_some(),
-            "--drop-in-config is not supported: an engine reads such a file only if its main file imports it"
-                .to_owned(),
-            "give the file that is to be changed with --config",
-        ),
-        (
-            source != "file",
-            format!("--config-source={source} is not supported: the file is changed, not the output of a command"),
-            "leave the option out",
-        ),
-        (
-            options.nvidia_runtime_hook_path.is_some(),
-            "--nvidia-runtime-hook-path is not supported: the runtime starts oci-nvidia-hook".to_owned(),
-            "leave the option out",
-        ),
-        (
-            options.executable_path.is_some(),
-            "--executable-path is not supported: the engine is not run".to_owned(),
-            "leave the option out",
-        ),
-        (
-            options.cdi == Some(false),
-            "--cdi.enabled=false is not supported: \"--gpus\" of new engines and device plugins need CDI".to_owned(),
-            "leave the option out",
-        ),
-    ];
-    let refused = table.into_iter().find(|(is_given, ..)| *is_given);
-    refused.map_or(Ok(()), |(_, why, hint)| Err(refusal(why, hint)))
 }
 
 /// Returns how an engine starts the hook. Nothing is changed: the package contains the hook file.
