@@ -255,9 +255,6 @@ pub struct Ps {
     /// List only the containers with this GPU or MIG device: its index, UUID or bus id
     #[arg(long, value_name = "GPU", value_parser = NonEmptyStringValueParser::new())]
     pub gpu: Option<String>,
-    /// Repeat every 2 seconds on a terminal, until Ctrl-C
-    #[arg(long, conflicts_with = "json")]
-    pub watch: bool,
     /// Format of the output
     #[command(flatten)]
     pub output: Output,

@@ -33,7 +33,6 @@ use nvidia_host::inventory::select::Device;
 use nvidia_host::request::select;
 
 use super::selection::{Parts, Selection};
-use super::terminal::{Line, Terminal, cell, table};
 use super::{args, info, output};
 use crate::record::call::Call;
 
@@ -82,7 +81,6 @@ impl fmt::Display for ItemKind {
 pub(crate) fn run(
     options: &args::Files,
     config: Option<&Path>,
-    terminal: Terminal,
 ) -> Result<ExitCode> {
     let mut call = Call::default();
     let config = info::configuration(config, options.root.as_deref())?;
@@ -93,8 +91,6 @@ pub(crate) fn run(
     }
     let text = if options.output.json {
         base::json::document("files", &items)?
-    } else if terminal.is_screen() {
-        terminal.render(&columns(&items))
     } else {
         text_of(&items)
     };
@@ -115,16 +111,6 @@ fn text_of(items: &[Item]) -> String {
         text += &format!("{}\n", item.path.display());
     }
     text
-}
-
-/// Returns a table of kinds and paths, for a terminal.
-fn columns(items: &[Item]) -> Vec<Line> {
-    let mut rows = Vec::new();
-    for item in items.iter().filter(|item| item.kind.is_path()) {
-        let path = one_line(&item.path.to_string_lossy());
-        rows.push([cell(item.kind.to_string()), cell(path)]);
-    }
-    table(rows)
 }
 
 /// Returns the selected files and devices, and a finding about driver libraries that are not in the catalog.

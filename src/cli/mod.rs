@@ -224,7 +224,7 @@ fn carry_out(
         Command::Ps(options) => ps::run(options, config, terminal),
         Command::Why(options) => why::run(options, config, terminal),
         Command::Info(options) => info::run(options, config, terminal),
-        Command::Files(options) => files::run(options, config, terminal),
+        Command::Files(options) => files::run(options, config),
         Command::Prepare(options) => prepare::run(options, config),
         Command::Cdi(command) => cdi::run(command, config, terminal),
         Command::Completion { shell } => Ok(completion::run(*shell)),

@@ -73,7 +73,6 @@ fn each_command_and_option() {
 
 /// Command lines, and what is wrong with them. The arguments of hook entries in CDI specs have another parser.
 const INVALID: &str = r#"
-ps --watch --json                => cannot be used with
 info --json --csv                => cannot be used with
 explain 30 --list                => cannot be used with
 doctor --container a --pid 1     => cannot be used with
@@ -89,7 +88,6 @@ doctor disk                      => [possible values: driver, hook, cdi, kubelet
 doctor --pid 0                   => 0 is not in 1..=2147483647
 doctor --container=              => a value is required for "--container <NAME>"
 ps --gpu=                        => a value is required for "--gpu <GPU>"
-ps --watch                       => --watch needs a terminal
 help frobnicate                  => unrecognized subcommand "frobnicate"
 frobnicate                       => unrecognized subcommand "frobnicate"
 rootfs --frobnicate              => unknown option "--frobnicate"

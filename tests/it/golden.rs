@@ -36,8 +36,8 @@ pub fn check_text(name: &str, shown: &str, render: impl Fn(Terminal) -> String) 
     let mut text = format!("$ {shown}\n");
     for view in VIEWS {
         let is_screen = view != View::Pipe;
-        let plain = render(Terminal::new(false, is_screen));
-        let colored = render(Terminal::new(true, is_screen));
+        let plain = render(Terminal { has_color: false });
+        let colored = render(Terminal { has_color: true });
         assert_eq!(
             without_color(&colored),
             plain,

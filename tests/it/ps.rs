@@ -17,7 +17,6 @@ tests! {
     engine::NEEDS => containers_of_podman, gpus_from_cdi;
     NEEDS => removed_records, processes_of_an_older_driver, the_columns, names_of_gpus_and_an_invalid_configuration;
     GOLDEN => what_a_person_reads;
-    &[SCRIPT] => watching_needs_a_terminal;
 }
 
 pub const GOLDEN: &[Need] = &[
@@ -396,24 +395,4 @@ fn the_columns() {
         assert_eq!(found, names, "{gpu}: {text}");
     }
     remove_cgroups(dir.path());
-}
-
-fn watching_needs_a_terminal() {
-    let stderr = run(Command::new(HOOK).args(["ps", "--watch"]).env_clear()).failed(2);
-    assert!(
-        stderr.contains("--watch needs a terminal (ONH-002)"),
-        "{stderr}"
-    );
-    let screen = "stty cols 80; timeout 7 $HOOK ps --watch 2>/dev/null || true";
-    let mut watch = Command::new("script");
-    watch.args(["-qec", screen, "/dev/null"]).envs([
-        ("HOOK", HOOK),
-        ("TERM", "xterm"),
-        ("SHELL", "/bin/sh"),
-    ]);
-    let text = run(&mut watch).ok();
-    assert!(
-        text.starts_with("\u{1b}[H") && text.matches("\u{1b}[J").count() >= 2,
-        "{text:?}"
-    );
 }

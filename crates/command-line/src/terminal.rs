@@ -42,8 +42,10 @@ impl ColorVariables {
 
     /// Returns the properties of stdout. `--color` has priority over `NO_COLOR`, which has priority over `CLICOLOR_FORCE`.
     pub fn stdout(self, color: Color) -> Terminal {
-        let is_screen = rustix::stdio::stdout().is_terminal();
-        Terminal::new(self.has_color(color, is_screen), is_screen)
+        let is_terminal = rustix::stdio::stdout().is_terminal();
+        Terminal {
+            has_color: self.has_color(color, is_terminal),
+        }
     }
 
     const fn has_color(self, color: Color, is_terminal: bool) -> bool {
@@ -58,8 +60,8 @@ impl ColorVariables {
 /// The properties of stdout. The default is a pipe without colors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminal {
-    has_color: bool,
-    is_screen: bool,
+    /// Whether words are colored
+    pub has_color: bool,
 }
 
 /// The meaning of a word, which decides its color.
@@ -157,19 +159,6 @@ pub fn table<const N: usize>(rows: Vec<[Cell; N]>) -> Vec<Line> {
 }
 
 impl Terminal {
-    /// Returns the properties of a terminal or of a pipe.
-    pub const fn new(has_color: bool, is_screen: bool) -> Self {
-        Self {
-            has_color,
-            is_screen,
-        }
-    }
-
-    /// Returns whether stdout is a terminal.
-    pub const fn is_screen(self) -> bool {
-        self.is_screen
-    }
-
     /// Returns the lines as text.
     pub fn render(self, lines: &[Line]) -> String {
         let mut out = String::new();
@@ -186,11 +175,6 @@ impl Terminal {
         }
         out
     }
-}
-
-/// Returns text that replaces the content of the screen. Each line is overwritten in place, because an empty screen would flicker.
-pub fn redrawn(text: &str) -> String {
-    format!("\u{1b}[H{}\u{1b}[J", text.replace('\n', "\u{1b}[K\n"))
 }
 
 #[cfg(test)]
@@ -225,7 +209,7 @@ mod tests {
             .then(Tone::Plain, ", b");
         let plain = Terminal::default().render(std::slice::from_ref(&line));
         assert_eq!(plain, "a: no, b\n");
-        let colored = Terminal::new(true, true).render(&[line]);
+        let colored = Terminal { has_color: true }.render(&[line]);
         assert_eq!(colored, "a: \u{1b}[31mno\u{1b}[0m, b\n");
     }
 

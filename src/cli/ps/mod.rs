@@ -6,7 +6,7 @@ mod table;
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -26,26 +26,14 @@ use self::join::{Process, State, Table};
 use super::args::Ps;
 use super::containers::{self, RemovedRecords};
 use super::output;
-use super::terminal::{Terminal, redrawn};
-use super::usage::usage_error;
+use super::terminal::Terminal;
 use crate::record::call::Call;
-
-/// The time between two tables of `--watch`.
-const PAUSE: Duration = Duration::from_secs(2);
 
 /// Prints the table.
 ///
 /// # Errors
-/// If the records or config.toml cannot be read, or `--watch` is given without a terminal.
+/// If the records or config.toml cannot be read.
 pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
-    if options.watch && !terminal.is_screen() {
-        return Ok(usage_error(&failure(
-            &catalog::COMMAND_LINE,
-            "invalid command line: --watch needs a terminal",
-            "omit --watch, or run the command with watch(1)",
-        )));
-    }
-    // The containers are also listed while config.toml is invalid: then none can start.
     let config = match config::read(config) {
         Ok((config, findings)) => {
             Call::default().findings(&findings);
@@ -56,11 +44,7 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
             None
         }
     };
-    let config = config.as_ref();
-    if options.watch {
-        return watch(options, config, terminal);
-    }
-    let table = read(options, config)?;
+    let table = read(options, config.as_ref())?;
     let hint = containers::roots_records("ps");
     if options.output.json {
         // On stderr, because stdout contains only the document.
@@ -81,18 +65,6 @@ fn text(table: &Table, options: &Ps, terminal: Terminal) -> String {
         text += &format!("{hint}\n");
     }
     text
-}
-
-/// Prints the table again and again until the program is interrupted.
-fn watch(options: &Ps, config: Option<&Config>, terminal: Terminal) -> Result<ExitCode> {
-    loop {
-        let table = read(options, config)?;
-        let text = text(&table, options, terminal);
-        if output::print(&redrawn(&text)) != ExitCode::SUCCESS {
-            return Ok(ExitCode::FAILURE);
-        }
-        std::thread::sleep(PAUSE);
-    }
 }
 
 /// Returns the names of the running containers that have the files of another driver than this one. Records that cannot be read name none.
