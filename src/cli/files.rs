@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use base::paths::HostPath;
-use base::report::{Finding, failure, one_line};
+use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::capability::{Capabilities, Capability, Omit};
