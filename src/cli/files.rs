@@ -78,10 +78,7 @@ impl fmt::Display for ItemKind {
 }
 
 /// Prints the files and devices that the options select.
-pub(crate) fn run(
-    options: &args::Files,
-    config: Option<&Path>,
-) -> Result<ExitCode> {
+pub(crate) fn run(options: &args::Files, config: Option<&Path>) -> Result<ExitCode> {
     let mut call = Call::default();
     let config = info::configuration(config, options.root.as_deref())?;
     let (items, unknown) = items(&options.parts, &config, &mut call)?;

@@ -59,7 +59,8 @@ pub const CLAIMS: Kind = Kind {
     vendor: kinds::CLAIMS.as_str(),
 };
 
-/// The name of the device for claims that say that the container only monitors its GPUs: the hook entry then gives it no MPS daemon.
+/// The name of the device for claims that say that the container only monitors its GPUs: the hook entry then gives it no MPS daemon, and the
+/// labels of metrics do not name it.
 pub const MONITORING: &str = "monitoring";
 
 /// The directory for specs that do not outlive a boot.
@@ -599,10 +600,7 @@ impl VendorSpecs {
         };
         // `check` and doctor report the findings.
         let mut spec = SpecWriter::new(&self.config, &settings, || false).make_of(&host)?;
-        if self.kind == CLAIMS
-            && !spec.devices.is_empty()
-            && !self.config.sharing.mps_gpus.is_empty()
-        {
+        if self.kind == CLAIMS && !spec.devices.is_empty() {
             spec.devices.push(monitoring());
         }
         Ok(spec)

@@ -168,8 +168,8 @@ fn cdi_kinds(role: &Role, paths: &SpecPaths, chooser: &Chooser, has_nri: bool) -
     if matches!(role, Role::Claims(_)) {
         kinds.push(CLAIMS);
     }
-    let may_use_cdi = matches!(role, Role::DevicePlugin(_))
-        && (paths.dir.is_some() || chooser.may_use_cdi());
+    let may_use_cdi =
+        matches!(role, Role::DevicePlugin(_)) && (paths.dir.is_some() || chooser.may_use_cdi());
     if may_use_cdi || has_nri {
         kinds.push(DEVICE_PLUGIN);
     }

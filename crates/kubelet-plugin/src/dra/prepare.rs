@@ -215,7 +215,7 @@ fn device<'k>(
 /// Returns the answer for a device.
 fn answer(result: &DeviceRequestAllocationResult, device: &ClaimDevice) -> v1::Device {
     let mut cdi_device_ids = vec![cdi_specs::CLAIMS.device_name(&device.uuid)];
-    if is_admin(result) && device.mps.is_some() {
+    if is_admin(result) {
         cdi_device_ids.push(cdi_specs::CLAIMS.device_name(cdi_specs::MONITORING));
     }
     v1::Device {
@@ -464,7 +464,7 @@ mod tests {
         let name = |device: &str| format!("k8s.gpu.nvidia.com/gpu={device}");
         let expected = [
             vec![name("GPU-gpu-0"), name("monitoring")],
-            vec![name("GPU-gpu-1")],
+            vec![name("GPU-gpu-1"), name("monitoring")],
         ];
         assert_eq!(ids, expected);
         let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}});

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::dial::dial;
-use crate::cdi_specs::CLAIMS;
+use crate::cdi_specs::{CLAIMS, MONITORING};
 use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use crate::proto::podresources::{
     DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse,
@@ -58,21 +58,25 @@ async fn ask(socket: &Path) -> anyhow::Result<ListPodResourcesResponse> {
     Ok(kubelet.list(ListPodResourcesRequest {}).await?.into_inner())
 }
 
-/// Returns the UUIDs in the names of our CDI devices, by driver. Two claims with one device, such as a claim for monitoring, count once.
+/// Returns the UUIDs in the names of our CDI devices, by driver. Two claims with one device count once, and devices with administrative access
+/// do not count: they monitor what other containers use.
 fn claimed(resources: Vec<DynamicResource>) -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for resource in resources
-        .into_iter()
-        .flat_map(|resource| resource.claim_resources)
-    {
-        for uuid in resource
-            .cdi_devices
-            .iter()
-            .filter_map(|device| CLAIMS.uuid(&device.name))
-        {
-            let uuids = found.entry(resource.driver_name.clone()).or_default();
-            if !uuids.iter().any(|known| known == uuid) {
-                uuids.push(uuid.to_owned());
+    for resource in resources {
+        for claimed in resource.claim_resources {
+            let names = claimed
+                .cdi_devices
+                .iter()
+                .map(|device| device.name.as_str());
+            let uuids: Vec<&str> = names.filter_map(|name| CLAIMS.uuid(name)).collect();
+            if uuids.is_empty() || uuids.contains(&MONITORING) {
+                continue;
+            }
+            let known = found.entry(claimed.driver_name.clone()).or_default();
+            for uuid in uuids {
+                if !known.iter().any(|known| known == uuid) {
+                    known.push(uuid.to_owned());
+                }
             }
         }
     }
@@ -108,4 +112,33 @@ pub fn containers(answer: ListPodResourcesResponse, resources: &[String]) -> Vec
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::podresources::{CdiDevice, ClaimResource};
+
+    #[test]
+    fn administrative_access_is_no_use_of_a_gpu() {
+        let claim = |names: &[&str]| {
+            let cdi_devices = names.iter().map(|name| CdiDevice {
+                name: CLAIMS.device_name(name),
+            });
+            DynamicResource {
+                claim_resources: vec![ClaimResource {
+                    driver_name: "gpu.nvidia.com".to_owned(),
+                    cdi_devices: cdi_devices.collect(),
+                }],
+            }
+        };
+        let found = claimed(vec![
+            claim(&["GPU-0"]),
+            claim(&["GPU-1", MONITORING]),
+            claim(&["GPU-0"]),
+        ]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found["gpu.nvidia.com"], ["GPU-0"]);
+        assert!(claimed(vec![claim(&["GPU-1", MONITORING])]).is_empty());
+    }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use base::report::line;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -206,13 +206,23 @@ impl Server {
             return plain(StatusCode::OK, "ok\n");
         }
         let containers = self.containers().await;
-        match text::text(self.series(containers), self.sources.latency.clone()) {
-            Ok(text) => response(StatusCode::OK, text::CONTENT_TYPE, text),
-            Err(_) => plain(
+        let Ok(text) = text::text(self.series(containers), self.sources.latency.clone()) else {
+            return plain(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "cannot write the metrics\n",
-            ),
+            );
+        };
+        let encodings = request.headers().get(ACCEPT_ENCODING);
+        let encodings = encodings.and_then(|value| value.to_str().ok());
+        if text::accepts_gzip(encodings.unwrap_or_default())
+            && let Ok(compressed) = text::gzip(&text)
+        {
+            let mut response = response(StatusCode::OK, text::CONTENT_TYPE, compressed);
+            let gzip = HeaderValue::from_static("gzip");
+            response.headers_mut().insert(CONTENT_ENCODING, gzip);
+            return response;
         }
+        response(StatusCode::OK, text::CONTENT_TYPE, text)
     }
 
     async fn containers(&self) -> Option<Vec<PodContainer>> {
@@ -320,6 +330,32 @@ mod tests {
     }
 
     const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
+
+    #[tokio::test]
+    async fn a_client_that_accepts_gzip_gets_less() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = start(dir.path()).await;
+        let answer = async |path: &str, encodings: &str| {
+            let request = format!(
+                "GET {path} HTTP/1.1\r\nHost: node\r\nAccept-Encoding: {encodings}\r\n\r\n"
+            );
+            let mut stream = connect(address, request.as_bytes()).await;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
+            let body = answer.split_off(end.unwrap() + 4);
+            (String::from_utf8(answer).unwrap(), body)
+        };
+        let (headers, plain) = answer("/metrics", "gzip;q=0").await;
+        assert!(plain.starts_with(b"# HELP ") && !headers.contains("content-encoding"));
+        let (headers, compressed) = answer("/metrics", "deflate, gzip").await;
+        assert!(headers.contains("content-encoding: gzip\r\n"), "{headers}");
+        assert!(compressed.len() < plain.len() / 2);
+        let mut text = Vec::new();
+        let mut decoder = flate2::read::GzDecoder::new(&*compressed);
+        std::io::Read::read_to_end(&mut decoder, &mut text).unwrap();
+        assert!(text.starts_with(b"# HELP "));
+    }
 
     /// A user of the node opens connections while Prometheus waits for the kubelet.
     #[tokio::test]
