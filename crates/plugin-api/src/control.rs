@@ -30,7 +30,7 @@ const CLEAR: &str = "clear ";
 pub enum Request<'a> {
     /// Send the devices and their health, as [`Offered`].
     Devices,
-    /// Forget the errors of the GPU with this UUID, and send a [`Cleared`].
+    /// Forget the errors of the GPU with this UUID, and send [`cleared`].
     Clear(&'a str),
 }
 
@@ -54,23 +54,13 @@ impl fmt::Display for Request<'_> {
     }
 }
 
-/// The answer to [`Request::Clear`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cleared {
-    /// The GPU had errors.
-    Done,
-    /// The GPU had no errors, or is unknown.
-    Nothing,
-}
-
-impl Cleared {
-    /// Returns the line, without its end.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Done => "cleared",
-            Self::Nothing => "nothing to clear",
-        }
+/// Returns the answer to [`Request::Clear`], without the end of its line: whether the GPU had errors.
+#[must_use]
+pub const fn cleared(had_errors: bool) -> &'static str {
+    if had_errors {
+        "cleared"
+    } else {
+        "nothing to clear"
     }
 }
 
@@ -197,15 +187,15 @@ pub fn devices(dir: &Path) -> Result<Offered, Unanswered> {
     json::from_bytes(&answer).map_err(|_| invalid())
 }
 
-/// Makes the plugin forget the errors of a GPU, by its UUID.
+/// Makes the plugin forget the errors of a GPU, by its UUID. Returns whether the GPU had any.
 ///
 /// # Errors
 /// If no plugin runs, or it does not answer.
-pub fn clear(dir: &Path, gpu: &str) -> Result<Cleared, Unanswered> {
+pub fn clear(dir: &Path, gpu: &str) -> Result<bool, Unanswered> {
     let answer = ask(dir, Request::Clear(gpu), MAX_LINE)?;
-    for cleared in [Cleared::Done, Cleared::Nothing] {
-        if answer.trim_ascii_end() == cleared.as_str().as_bytes() {
-            return Ok(cleared);
+    for had_errors in [true, false] {
+        if answer.trim_ascii_end() == cleared(had_errors).as_bytes() {
+            return Ok(had_errors);
         }
     }
     Err(invalid())

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use base::report::Failure;
 use findings::catalog;
-use plugin_api::control::{self, Cleared, MAX_LINE, Offered, PATIENCE, Request};
+use plugin_api::control::{self, MAX_LINE, Offered, PATIENCE, Request};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -66,12 +66,7 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<ControlCommand>) -> 
             let (done, cleared) = oneshot::channel();
             let command = ControlCommand::Clear(uuid.to_owned(), done);
             commands.send(command).await.ok();
-            let cleared = if cleared.await.unwrap_or_default() {
-                Cleared::Done
-            } else {
-                Cleared::Nothing
-            };
-            cleared.as_str().to_owned()
+            control::cleared(cleared.await.unwrap_or_default()).to_owned()
         }
         Some(Request::Devices) => {
             let (done, offered) = oneshot::channel();
@@ -88,7 +83,7 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<ControlCommand>) -> 
 /// # Errors
 /// If no plugin runs, or it does not answer.
 pub fn clear(dir: &Path, uuid: &str) -> Result<bool> {
-    let cleared = control::clear(dir, uuid)
+    control::clear(dir, uuid)
         .map_err(|why| anyhow!("{why}"))
         .with_context(|| {
             Failure::new(
@@ -96,8 +91,7 @@ pub fn clear(dir: &Path, uuid: &str) -> Result<bool> {
                 format!("cannot clear {uuid:?} in the running plugin"),
                 "start the plugin with \"systemctl start oci-nvidia-kubelet-plugin\"; run this command as root",
             )
-        })?;
-    Ok(cleared == Cleared::Done)
+        })
 }
 
 #[cfg(test)]

@@ -125,28 +125,20 @@ fn update(shared: &Arc<Shared>, tasks: &mut Tasks, names: &BTreeSet<String>) {
             continue;
         }
         let mut task = JoinSet::new();
-        match socket_of(&shared.dir, name, tasks.keys()) {
-            Ok(path) => {
-                let state = Registration {
-                    socket: path.clone(),
-                    ..Registration::default()
-                };
-                shared
-                    .status
-                    .send_modify(|status| drop(status.insert(name.clone(), state)));
-                task.spawn(registrar::run(Arc::clone(shared), name.clone(), path));
-            }
-            Err(error) => {
-                let error = format!("{error:#}");
-                let state = Registration {
-                    error: Some(error.clone()),
-                    ..Registration::default()
-                };
-                shared
-                    .status
-                    .send_modify(|status| drop(status.insert(name.clone(), state)));
-                shared.log(&Event::Failed(name.clone(), error));
-            }
+        let path = socket_of(&shared.dir, name, tasks.keys());
+        let error = path.as_ref().err().map(|error| format!("{error:#}"));
+        let state = Registration {
+            error: error.clone(),
+            ..Registration::default()
+        };
+        shared
+            .status
+            .send_modify(|status| drop(status.insert(name.clone(), state)));
+        if let Ok(path) = path {
+            task.spawn(registrar::run(Arc::clone(shared), name.clone(), path));
+        }
+        if let Some(error) = error {
+            shared.log(&Event::Failed(name.clone(), error));
         }
         tasks.insert(name.clone(), task);
     }

@@ -233,7 +233,6 @@ impl Registrar {
                         self.pause
                     };
                 self.shared.note(&self.resource, |state| {
-                    state.registrations += 1;
                     state.registered = Some(SystemTime::now());
                     state.error = None;
                 });

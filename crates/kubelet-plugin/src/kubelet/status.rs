@@ -21,14 +21,10 @@ pub type Status = BTreeMap<String, Registration>;
 /// The state of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registration {
-    /// Our socket
-    pub socket: PathBuf,
     /// The kubelet has an open stream with the list of devices.
     pub live: bool,
     /// When the kubelet last accepted a registration
     pub registered: Option<SystemTime>,
-    /// How many registrations the kubelet accepted
-    pub registrations: u64,
     /// Why the resource is not registered
     pub error: Option<String>,
     /// The other device plugin because of which the resource is not registered
