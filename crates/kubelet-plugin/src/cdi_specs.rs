@@ -39,7 +39,8 @@ use rustix::fs::{Access, FlockOperation, Mode, OFlags, flock};
 
 use crate::model::InSpecs;
 use crate::node::host::is_in_pod;
-use crate::spec_dirs::SpecDirs;
+use crate::spec_dirs;
+use crate::watched_files::WatchedFiles;
 
 /// The class of GPUs and MIG devices.
 const CLASS: &str = "gpu";
@@ -266,7 +267,7 @@ pub struct VendorSpecs {
     extra: Vec<SpecFile>,
     devices: Devices,
     /// The directories of what the spec of the GPUs has
-    dirs: SpecDirs,
+    dirs: WatchedFiles,
     /// The state of the host when the file was last written for these devices, and whether the file was created: engines reject a spec
     /// without devices, so none is written if the limits permit no device
     written: Option<(Stamp, bool)>,
@@ -348,7 +349,7 @@ impl VendorSpecs {
             gpus: SpecFile::new(kind.spec_in(dir), BTreeSet::new()),
             extra: Vec::new(),
             devices: Devices::Unanswered(Vec::new()),
-            dirs: SpecDirs::default(),
+            dirs: WatchedFiles::default(),
             written: None,
             features: Features::EMPTY,
             imex_channels: Vec::new(),
@@ -417,7 +418,9 @@ impl VendorSpecs {
     /// Reports whether nothing shows that the files are not as the host is.
     #[must_use]
     pub fn are_settled(&self) -> bool {
-        self.error.is_none() && self.written.is_some() && self.dirs.are_the_same()
+        // The directories of a spec of an earlier run are not known.
+        let are_known = self.dirs.first().is_some();
+        self.error.is_none() && self.written.is_some() && are_known && self.dirs.are_the_same()
     }
 
     /// Returns what the specs have.
@@ -610,7 +613,7 @@ impl VendorSpecs {
     fn write(&mut self, inventory: Inventory) -> Result<BTreeSet<String>> {
         self.check_mount()?;
         let spec = self.make(inventory)?;
-        self.dirs = SpecDirs::of(&spec, &self.config);
+        self.dirs = spec_dirs::examine(&spec, &self.config);
         if spec.devices.is_empty() {
             self.remove_file()?;
             return Ok(BTreeSet::new());

@@ -46,7 +46,8 @@ pub mod node;
 pub mod nri;
 pub mod proto;
 pub mod settings;
-pub mod spec_dirs;
+mod spec_dirs;
 pub mod strategy;
+mod watched_files;
 
 pub use commands::main;

@@ -4,43 +4,27 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use base::sys::file_id::FileId;
 use cdi_spec::spec::{ContainerEdits, Spec};
 use nvidia_host::config::Config;
+
+use crate::watched_files::WatchedFiles;
 
 /// Directories in which device nodes, or the sockets of the driver's services, appear later.
 const OF_HOST: [&str; 2] = ["dev", "run"];
 
-/// The directories, in the state in which they were.
-#[derive(Clone, Debug, Default)]
-pub struct SpecDirs(Vec<(PathBuf, Option<FileId>)>);
-
-impl SpecDirs {
-    /// Examines the directories of this spec.
-    #[must_use]
-    pub fn of(spec: &Spec, config: &Config) -> Self {
-        let mut dirs = BTreeSet::new();
-        add_dirs(&mut dirs, &spec.container_edits);
-        for device in &spec.devices {
-            add_dirs(&mut dirs, &device.container_edits);
-        }
-        let roots = [Some(&config.driver_root), config.dev_root.as_ref()];
-        for root in roots.into_iter().flatten() {
-            dirs.extend(OF_HOST.map(|name| root.as_path().join(name)));
-        }
-        let dirs = dirs.into_iter().map(|dir| {
-            let state = FileId::at(&dir).ok();
-            (dir, state)
-        });
-        Self(dirs.collect())
+/// Examines the directories of this spec.
+#[must_use]
+pub(crate) fn examine(spec: &Spec, config: &Config) -> WatchedFiles {
+    let mut dirs = BTreeSet::new();
+    add_dirs(&mut dirs, &spec.container_edits);
+    for device in &spec.devices {
+        add_dirs(&mut dirs, &device.container_edits);
     }
-
-    /// Whether the directories are known, and are in the same state.
-    #[must_use]
-    pub fn are_the_same(&self) -> bool {
-        let mut dirs = self.0.iter();
-        !self.0.is_empty() && dirs.all(|(dir, state)| FileId::at(dir).ok() == *state)
+    let roots = [Some(&config.driver_root), config.dev_root.as_ref()];
+    for root in roots.into_iter().flatten() {
+        dirs.extend(OF_HOST.map(|name| root.as_path().join(name)));
     }
+    WatchedFiles::of(dirs)
 }
 
 fn add_dirs(dirs: &mut BTreeSet<PathBuf>, edits: &ContainerEdits) {
@@ -87,7 +71,7 @@ mod tests {
             ..Spec::default()
         };
         let change = |change: &dyn Fn()| {
-            let dirs = SpecDirs::of(&spec, &config);
+            let dirs = examine(&spec, &config);
             assert!(dirs.are_the_same());
             // Times have the resolution of the kernel's tick.
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -104,6 +88,5 @@ mod tests {
         assert!(!change(&|| {
             std::fs::write(host.path().join("other"), "").unwrap();
         }));
-        assert!(!SpecDirs::default().are_the_same());
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use base::paths::HostPath;
 use base::report::Finding;
-use base::sys::file_id::FileId;
 use base::tree::Tree;
 use engines::cdi::CdiVerdict;
 use engines::node::{EngineView, NodeEngine};
@@ -21,6 +20,7 @@ use crate::log::Log;
 use crate::node::host::is_in_pod;
 use crate::settings::Plugin;
 use crate::settings::values::DeviceListStrategy;
+use crate::watched_files::WatchedFiles;
 
 /// How often the files are examined that decide the choice.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -101,7 +101,7 @@ pub struct Chooser {
 #[derive(Clone, Debug)]
 struct Made {
     choice: Choice,
-    files: Vec<(PathBuf, Option<FileId>)>,
+    files: WatchedFiles,
 }
 
 impl Chooser {
@@ -137,12 +137,8 @@ impl Chooser {
         // A kubelet that starts may use another engine.
         let dirs = KubeletDirs::of(&self.kubelet_dir);
         files.extend(dirs.plugins.iter().map(|dir| socket::kubelet(dir)));
-        let files = files.into_iter().map(|file| {
-            let state = FileId::at(&file).ok();
-            (file, state)
-        });
         Made {
-            files: files.collect(),
+            files: WatchedFiles::of(files),
             choice: self.decide(&node),
         }
     }
@@ -196,11 +192,7 @@ impl Chooser {
     /// Reports whether no file has changed.
     fn is_current(&self) -> bool {
         let last = self.lock();
-        let Some(made) = last.as_ref() else {
-            return true;
-        };
-        let mut files = made.files.iter();
-        files.all(|(file, state)| FileId::at(file).ok() == *state)
+        last.as_ref().is_none_or(|made| made.files.are_the_same())
     }
 
     fn store(&self, made: Made) {

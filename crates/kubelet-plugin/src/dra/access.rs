@@ -31,6 +31,7 @@ use tower::util::MapResponseLayer;
 use super::pace::{Pace, chance};
 use crate::model::Refusal;
 use crate::node::host;
+use crate::watched_files::WatchedFiles;
 
 /// The kubelet's credentials: kubeadm and CRI-O, RKE2, K3s, MicroShift, k0s. OpenShift and EKS have them in the kubelet's directory.
 const KUBECONFIGS: [&str; 5] = [
@@ -90,34 +91,16 @@ impl fmt::Debug for Clients {
     }
 }
 
-/// A client, and the files from which it was built.
+/// A client, and the files from which it was built: the kubeconfig file and those that it names; none with the credentials of the pod.
 struct Built {
     client: Client,
-    files: Files,
+    files: WatchedFiles,
 }
 
 /// A thread that builds a client, and the files that it uses.
 struct Building {
     task: JoinHandle<Result<Client, kube::Error>>,
-    files: Files,
-}
-
-/// The kubeconfig file and those that it names, as they were read; none with the credentials of the pod.
-#[derive(Default)]
-struct Files(Vec<(PathBuf, Option<FileId>)>);
-
-impl Files {
-    fn add(&mut self, path: PathBuf) {
-        let stamp = identity(&path);
-        self.0.push((path, stamp));
-    }
-
-    /// Whether this kubeconfig was read, and no file has changed since.
-    fn are_current(&self, kubeconfig: Option<&Path>) -> bool {
-        let mut files = self.0.iter();
-        self.0.first().map(|(first, _)| first.as_path()) == kubeconfig
-            && files.all(|(file, before)| identity(file) == *before)
-    }
+    files: WatchedFiles,
 }
 
 impl Clients {
@@ -129,7 +112,7 @@ impl Clients {
         &mut self,
         kubeconfig: Option<&Path>,
         retry_after: &RetryAfter,
-    ) -> Result<(Result<Client>, Files)> {
+    ) -> Result<(Result<Client>, WatchedFiles)> {
         let Building { task, files } = match &mut self.building {
             Some(building) => building,
             None => {
@@ -159,7 +142,7 @@ impl Building {
                 .with_context(|| format!("cannot use the credentials in {path:?}"))?,
             None => (
                 Config::incluster().context("cannot use the credentials of the pod")?,
-                Files::default(),
+                WatchedFiles::default(),
             ),
         };
         config.connect_timeout = Some(CONNECT);
@@ -228,14 +211,15 @@ impl Access {
         let path = path.as_deref();
         let mut clients = self.clients.lock().await;
         if let Some(Built { client, files }) = &clients.built
-            && files.are_current(path)
+            && files.first() == path
+            && files.are_the_same()
         {
             return Ok(client.clone());
         }
         let is_pending = clients.building.is_some();
         let (mut client, mut files) = clients.build(path, &self.retry_after).await?;
         // An earlier call has started the thread, and the files may have changed since.
-        if is_pending && !files.are_current(path) {
+        if is_pending && (files.first() != path || !files.are_the_same()) {
             (client, files) = clients.build(path, &self.retry_after).await?;
         }
         let client = client?;
@@ -249,10 +233,10 @@ impl Access {
     /// Returns the identities of the files with the credentials, which change when the credentials are replaced.
     pub(super) async fn stamp(&self) -> Vec<Option<FileId>> {
         if let Some(Built { files, .. }) = &self.clients.lock().await.built {
-            return files.0.iter().map(|(file, _)| identity(file)).collect();
+            return files.states();
         }
         match self.kubeconfig() {
-            Ok(Some(file)) => vec![identity(&file)],
+            Ok(Some(file)) => WatchedFiles::of([file]).states(),
             Ok(None) | Err(_) => Vec::new(),
         }
     }
@@ -347,10 +331,9 @@ pub(super) async fn in_time<T>(
         .context("the API server did not answer in time")
 }
 
-async fn read(path: &Path) -> Result<(Config, Files)> {
+async fn read(path: &Path) -> Result<(Config, WatchedFiles)> {
     // Each file is examined before it is read, so that a later change is noticed.
-    let mut files = Files::default();
-    files.add(path.to_owned());
+    let mut files = WatchedFiles::of([path.to_owned()]);
     let kubeconfig = Kubeconfig::read_from(path)?;
     check_programs(path, &kubeconfig)?;
     let clusters = kubeconfig.clusters.iter();
@@ -409,11 +392,6 @@ fn build(config: Config, retry_after: RetryAfter) -> Result<Client, kube::Error>
 /// Parses the header `Retry-After`. The API server names seconds, not a date.
 fn seconds(header: Option<&HeaderValue>) -> Option<u64> {
     header?.to_str().ok()?.trim().parse().ok()
-}
-
-/// Returns the identity of a file; `None` if it is missing or cannot be examined.
-fn identity(path: &Path) -> Option<FileId> {
-    FileId::at(path).ok()
 }
 
 /// The answer to each request of an API server without the API of the slices.
