@@ -315,16 +315,6 @@ impl Child {
         }
     }
 
-    /// Kills all other children of this process that it did not have before this child, and their descendants. Waits at most `patience` for
-    /// their end. Does nothing on a kernel without `CONFIG_PROC_CHILDREN`.
-    pub fn end_later_children(&self, patience: Duration) {
-        if children().is_some() {
-            let mut kept = self.others.clone().unwrap_or_default();
-            kept.push(self.warden.as_raw());
-            end_children(&kept, patience);
-        }
-    }
-
     fn read(&mut self) -> Result<(), NoAnswer> {
         let mut chunk = [0; 4096];
         let count = self.pipe.read(&mut chunk).map_err(NoAnswer::System)?;
@@ -360,14 +350,14 @@ impl Drop for Child {
             kill(self.warden, Signal::SIGKILL).ok();
             process::wait(self.warden, REAP).ok();
         }
-        end_children(self.others.as_deref().unwrap_or_default(), REAP);
+        end_children(self.others.as_deref().unwrap_or_default());
         nix::sys::prctl::set_child_subreaper(false).ok();
     }
 }
 
 /// Kills all children of this process except those in `kept`, and waits for their end. Orphans of a killed child become children too.
-fn end_children(kept: &[i32], patience: Duration) {
-    let until = Instant::now() + patience;
+fn end_children(kept: &[i32]) {
+    let until = Instant::now() + REAP;
     loop {
         let Some(now) = children() else {
             reap_all(until);

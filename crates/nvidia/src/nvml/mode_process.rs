@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -89,12 +89,6 @@ impl ModeProcess {
             let (uuid, name) = (&self.uuid, mode.name());
             format!("cannot set the compute mode of {uuid} to {name}")
         })
-    }
-
-    /// Kills all other children that this program has started since [`Self::start`], and their descendants, and waits at most `patience`
-    /// for their end.
-    pub fn end_other_children(&self, patience: Duration) {
-        self.process.end_later_children(patience);
     }
 
     fn ask(&mut self, order: u8) -> Result<ModeLine> {
