@@ -16,17 +16,6 @@ use super::stage::Stage;
 use super::terminal::Color;
 use crate::doctor::Section;
 
-/// The place of the groups in [`TEMPLATE`].
-pub(super) const GROUPS: &str = "[groups of commands]";
-
-/// The template for the help of the program. clap itself has no groups of commands, and creates the template for each command line that
-/// it parses. So the groups are inserted only when help is printed.
-pub(super) const TEMPLATE: &str = concat!(
-    "{about-with-newline}\n{usage-heading} {usage}\n\n",
-    "[groups of commands]",
-    "\n\nOptions:\n{options}{after-help}"
-);
-
 /// The heading of the options that all commands have, after the options of the command.
 const GLOBAL: &str = "Global options";
 
@@ -44,8 +33,9 @@ const GLOBAL: &str = "Global options";
     arg_required_else_help = false,
     disable_help_subcommand = true,
     max_term_width = 80,
-    help_template = TEMPLATE,
-    after_help = "Exit status:\n  \
+    after_help = "Called by engines:\n  \
+                  prestart, createRuntime, poststart, poststop, edit-config\n\n\
+                  Exit status:\n  \
                   0 success, 1 failure (at a hook stage: the container must not start),\n  \
                   2 invalid command line, 3 errors that doctor found\n\n\
                   Examples:\n  \

@@ -7,9 +7,9 @@ use anyhow::Result;
 use clap::CommandFactory;
 
 use super::args::Cli;
+use super::output;
 use super::parse::{self, Parsed};
 use super::usage::usage_error;
-use super::{output, overview};
 
 /// Prints the help of the program, or of the command with these words.
 pub(super) fn run(words: &[String]) -> ExitCode {
@@ -29,8 +29,8 @@ pub(super) fn text(words: &[String]) -> Result<String> {
         .map(OsString::from)
         .chain(["--help".into()])
         .collect();
-    Ok(overview::complete(match parse::parse::<Cli>(&args)? {
+    Ok(match parse::parse::<Cli>(&args)? {
         Parsed::Help(text) => text,
         Parsed::Run(_) | Parsed::Version => Cli::command().render_long_help().to_string(),
-    }))
+    })
 }

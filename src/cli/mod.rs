@@ -18,7 +18,6 @@ pub(crate) mod info;
 mod mps_line;
 pub(crate) mod nvidia;
 pub(crate) mod output;
-mod overview;
 pub(crate) mod plan;
 mod plan_image;
 pub(crate) mod prepare;
@@ -161,7 +160,7 @@ fn run_command(args: &[OsString], environment: Environment) -> ExitCode {
             Ok(Parsed::Run(cli)) => {
                 carry_out(&cli, environment).unwrap_or_else(|error| failed(&error))
             }
-            Ok(Parsed::Help(text)) => output::print(&overview::complete(text)),
+            Ok(Parsed::Help(text)) => output::print(&text),
             Ok(Parsed::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
         },

@@ -400,7 +400,10 @@ fn hostile_environment() {
 
 fn wrong_command_line() {
     let bare = hook(&[], b"").failed(2);
-    assert_says(&bare, &["\nCommands:\n  ps ", "\nCalled by engines:\n"]);
+    assert_says(
+        &bare,
+        &["\nCommands:\n  ps ", "\nCalled by engines:\n  prestart, "],
+    );
     assert!(
         bare.ends_with("\noci-nvidia-hook: a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook help\"\n"),
         "{bare}"

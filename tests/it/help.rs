@@ -69,7 +69,11 @@ fn each_command_has_a_page() {
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         let lines = overview.lines();
         let is_of = |line: &&str| line.starts_with(&format!("  {} ", words[0]));
-        assert_eq!(lines.filter(is_of).count(), 1, "{name}: {overview}");
+        if command.is_hide_set() {
+            assert!(overview.contains(&name), "{name}: {overview}");
+        } else {
+            assert_eq!(lines.filter(is_of).count(), 1, "{name}: {overview}");
+        }
     }
 }
 
