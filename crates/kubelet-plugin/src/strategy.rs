@@ -474,6 +474,6 @@ mod tests {
         let choice =
             Chooser::new(&settings, Path::new("/missing"), Path::new(DIR), Log::new()).current();
         assert_eq!(choice.to_string(), "volume-mounts, cdi-cri (configured)");
-        assert!(choice.is_provisional);
+        assert!(choice.uses_cdi());
     }
 }
