@@ -1,6 +1,6 @@
 //! The crates in Cargo.lock, and the vulnerable versions in deny.toml. `make advisories` asks the database, for which it needs a network.
 
-use crate::support::source;
+use crate::support::{read, source};
 
 tests! {
     &[] => no_vulnerable_version;
@@ -33,7 +33,7 @@ fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 
 /// Reads `deny` of deny.toml: one entry for each line, whose crate has the form `name:<version`.
 fn vulnerable() -> Vec<Vulnerable> {
-    let text = std::fs::read_to_string(source("deny.toml")).unwrap();
+    let text = read(source("deny.toml"));
     let mut found = Vec::new();
     for line in text.lines().filter(|line| line.contains("{ crate")) {
         let [package, reason] = ["crate", "reason"].map(|key| value(line, key).expect(line));
@@ -72,7 +72,7 @@ fn vulnerable_in(lock: &str, known: &[Vulnerable]) -> Vec<String> {
 fn no_vulnerable_version() {
     let known = vulnerable();
     for file in ["Cargo.lock", "tests/fuzz/Cargo.lock"] {
-        let lock = std::fs::read_to_string(source(file)).unwrap();
+        let lock = read(source(file));
         assert_eq!(vulnerable_in(&lock, &known), [""; 0], "{file}");
     }
     // The comparison finds an older version.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, Ran, assert_says, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, read, run_with, scratch};
 
 tests! {
     &[] => stdin_that_is_not_a_state, fifty_megabytes_of_stdin, broken_spec, crun_reports_its_working_directory,
@@ -229,7 +229,7 @@ fn no_driver() {
 fn module_and_libraries_differ() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let version = fake.root.join("proc/driver/nvidia/version");
-    let text = std::fs::read_to_string(&version).unwrap();
+    let text = read(&version);
     std::fs::write(&version, text.replace("535.183.01", "550.54.14")).unwrap();
     one_error(
         with_fake(&fake, "all"),

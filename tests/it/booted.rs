@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{HOOK, Ran, host_wide_name, run, scratch, sh, shell};
+use crate::support::{HOOK, Ran, host_wide_name, read, run, scratch, sh, shell};
 
 /// The number of started instances: each has its own cgroup.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -79,7 +79,7 @@ impl Systemd {
         };
         let start = Instant::now();
         while !systemd.is_running() {
-            let log = || std::fs::read_to_string(systemd.dir.path().join("log")).unwrap();
+            let log = || read(systemd.dir.path().join("log"));
             assert!(
                 start.elapsed() < Duration::from_secs(30),
                 "systemd does not start: {}",
@@ -145,7 +145,6 @@ impl Systemd {
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-        let read = |path| std::fs::read_to_string(path).unwrap();
         Ran {
             code: read(code).trim().parse().ok(),
             stdout: read(out),

@@ -14,9 +14,9 @@ use nvidia_host::capability::Capability;
 use rustix::process::{WaitId, WaitIdOptions};
 
 use crate::built;
-use crate::driver::{FakeDriver, Image, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::scene::{CriContainer, overlay};
-use crate::support::{HOOK, Need, run, run_with, scratch, sh, shell};
+use crate::support::{HOOK, Need, read, run, run_with, scratch, sh, shell};
 
 const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Programs(&["cc", "strip"])];
 const NEEDS_VALGRIND: &[Need] = &[Need::Release, Need::Programs(&["cc", "valgrind"])];
@@ -82,7 +82,7 @@ fn instructions(dir: &Path, args: &[&str], stdin: &str) -> u64 {
         .args(["--quiet", "--tool=callgrind"])
         .arg(format!("--callgrind-out-file={}", out.display()));
     run_with(valgrind.arg(program()).args(args), stdin.as_bytes()).ok();
-    let text = fs::read_to_string(out).unwrap();
+    let text = read(out);
     let total = text.lines().find_map(|line| {
         line.strip_prefix("summary: ")
             .or_else(|| line.strip_prefix("totals: "))
@@ -118,7 +118,7 @@ fn trace(dir: &Path, options: &[&str], args: &[&str], stdin: &str) -> String {
         .args(args)
         .env_clear();
     run_with(&mut strace, stdin.as_bytes()).ok();
-    fs::read_to_string(out).unwrap()
+    read(out)
 }
 
 /// Returns how many page faults of the program were served without reading a file.
@@ -135,7 +135,7 @@ fn faults(dir: &Path, program: &Path, args: &[&str], stdin: &str) -> u64 {
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     rustix::process::waitid(WaitId::Pid(pid), ended).unwrap();
     // proc_pid_stat(5): the name in parentheses is the second field, and minflt the tenth. Until it is reaped, the process has them.
-    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    let stat = read(format!("/proc/{}/stat", child.id()));
     assert!(child.wait().unwrap().success());
     let fields = stat.rsplit_once(") ").unwrap().1;
     fields.split(' ').nth(7).unwrap().parse().unwrap()
@@ -278,8 +278,7 @@ fn eight_gpus_warm() {
     let hook = calls(dir.path(), &prestart, &state);
     assert_eq!(
         container
-            .exec("cd /dev; echo nvidia[0-9]*")
-            .ok()
+            .output("cd /dev; echo nvidia[0-9]*")
             .split_whitespace()
             .count(),
         8
@@ -509,7 +508,7 @@ fn names_in_the_image() {
     fs::create_dir(&merged).unwrap();
     let layer = overlay(dir.path(), &image.rootfs, "mount -t tmpfs layer $layer");
     fs::create_dir(merged.join("dev")).unwrap();
-    let container = Waiting::start(dir.path(), &merged, &["NVIDIA_VISIBLE_DEVICES=all"], &layer);
+    let container = Waiting::start(dir.path(), &merged, ALL_GPUS, &layer);
     container.hook(&fake.config).ok();
     let upper = format!(
         "/proc/{}/root{}/layer/upper",

@@ -7,12 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cdi_spec::file;
+use cdi_spec::registry;
 use nvidia_host::cdi::stamp::Stamp;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, copy_nvml_program, run, run_with, scratch, source};
+use crate::support::{HOOK, Need, Ran, copy_nvml_program, read, run, run_with, scratch, source};
 use crate::why::isolated_program;
 
 tests! {
@@ -106,7 +106,7 @@ fn a_program_without_a_build_id_uses_nothing_that_is_stored() {
 
 /// Each file that commands store is in the table of docs/architecture.md, and the table names no file of the hook that does not exist.
 fn stored_files() {
-    let text = fs::read_to_string(source("docs/architecture.md")).unwrap();
+    let text = read(source("docs/architecture.md"));
     let (_, table) = text.split_once("## Stored files").unwrap();
     let mut patterns = Vec::new();
     for line in table
@@ -184,7 +184,7 @@ fn specs_belong_to_a_build() {
                 .arg(&fake.config)
                 .args(["cdi", verb, "--output"]);
             run(cdi.arg(&path).args(["--hook-path", HOOK])).ok();
-            let stamp = Stamp::from_spec(&file::parse(&fs::read(&path).unwrap()).unwrap());
+            let stamp = Stamp::from_spec(&registry::read_spec(&path).unwrap());
             stamp.unwrap().build
         };
         let check = |program: &Path| {

@@ -13,7 +13,8 @@ use base::sys::mount::statmount::{self, Id};
 use base::tree::Tree;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, shell};
+use crate::gpus;
+use crate::support::{HOOK, Need, Ran, read, run, scratch, sh, shell};
 
 tests! {
     NEEDS => a_cached_inventory_spares_nvml, what_changed_is_asked_for, a_failed_gpu_is_reported_again,
@@ -28,15 +29,8 @@ const JOURNAL: &[Need] = &[
     Need::Programs(&["losetup", "mkfs.ext4", "debugfs"]),
 ];
 
-fn command(fake: &FakeDriver, verb: &str) -> Ran {
-    run(fake.command().arg(verb).env_clear())
-}
-
 fn plan(fake: &FakeDriver) -> Ran {
-    let spec = r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
-    let mut command = fake.command();
-    command.args(["plan", "-"]).env_clear();
-    run_with(&mut command, spec.as_bytes())
+    gpus::plan(fake, "all")
 }
 
 /// Returns whether NVML was asked, in which case there was no answer.
@@ -69,18 +63,18 @@ pub fn kept(fake: &FakeDriver) -> PathBuf {
 fn a_cached_inventory_spares_nvml() {
     let dir = scratch();
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    command(&fake, "prepare").ok();
+    fake.run(&["prepare"]).ok();
     hang(&fake);
     assert!(!asks(&fake));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
     container.hook(&fake.config).ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        container.output("cd /dev; echo nvidia[0-9]*").trim(),
         "nvidia1"
     );
     // These commands must report the present state.
-    assert!(command(&fake, "info").failed(1).contains("(ONH-016)"));
+    assert!(fake.run(&["info"]).failed(1).contains("(ONH-016)"));
     let kept = kept(&fake);
     assert_eq!(
         kept.metadata().unwrap().permissions().mode() & 0o7777,
@@ -95,17 +89,14 @@ fn version_does_not_ask() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let program = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
     let driver = format!("{program}NVIDIA driver 535.183.01\n");
-    assert_eq!(command(&fake, "version").ok(), driver);
-    command(&fake, "info").ok();
+    assert_eq!(fake.run(&["version"]).ok(), driver);
+    fake.run(&["info"]).ok();
     hang(&fake);
-    assert_eq!(
-        command(&fake, "version").ok(),
-        format!("{driver}CUDA 12.2\n")
-    );
+    assert_eq!(fake.run(&["version"]).ok(), format!("{driver}CUDA 12.2\n"));
     fs::write(kept(&fake), "nonsense").unwrap();
-    assert_eq!(command(&fake, "version").ok(), driver);
+    assert_eq!(fake.run(&["version"]).ok(), driver);
     fake.configure("nonsense");
-    assert_eq!(command(&fake, "version").ok(), program);
+    assert_eq!(fake.run(&["version"]).ok(), program);
     let without = scratch();
     let of = |words: &[&str]| run(Command::new(HOOK).args(words).env_clear()).ok();
     assert_eq!(of(&["--version"]), program);
@@ -187,13 +178,8 @@ fn a_failed_gpu_is_reported_again() {
 /// One query never returns, and one ends the process: the other GPUs work, and the message names the failed one.
 fn a_gpu_that_hangs_stops_only_its_own_containers() {
     let ask = |fake: &FakeDriver, devices: &str| {
-        let spec = format!(
-            r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={devices}"]}}}}"#
-        );
-        let mut command = fake.command();
-        command.args(["plan", "-"]).env_clear();
         let start = Instant::now();
-        (run_with(&mut command, spec.as_bytes()), start.elapsed())
+        (gpus::plan(fake, devices), start.elapsed())
     };
     for (fault, says) in [
         ("hang", "does not answer when it is asked about it"),
@@ -238,7 +224,7 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
             shown.matches("(UUID: GPU-").count() == 2 && !shown.contains("ONH-201"),
             "kept: {shown}"
         );
-        let ran = command(&fake, command_of);
+        let ran = fake.run(&[command_of]);
         assert!(ran.stdout.contains("GPU 1: nvml"), "{ran:?}");
         let shown = plan(&fake).ok();
         assert!(
@@ -250,7 +236,7 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
         plan(&fake).ok();
         fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 mig "));
         assert!(!plan(&fake).ok().contains("ONH-230"), "{command_of}");
-        command(&fake, command_of);
+        fake.run(&[command_of]);
         assert!(plan(&fake).ok().contains("ONH-230"), "{command_of}");
     }
 }
@@ -274,7 +260,7 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
             2,
             "{fault}: it is kept"
         );
-        assert_eq!(command(&fake, "doctor").code, Some(3), "{fault}");
+        assert_eq!(fake.run(&["doctor"]).code, Some(3), "{fault}");
         assert_eq!(plan(&fake).code == Some(0), !is_ended, "{fault}");
     }
     let fake = FakeDriver::new(&["--gpus", "2"]);
@@ -297,7 +283,7 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
         !asks(&fake),
         "root without permission to change its root directory"
     );
-    command(&fake, "doctor");
+    fake.run(&["doctor"]);
     assert!(asks(&fake), "root");
 }
 
@@ -455,7 +441,7 @@ fn a_hundred_at_once_ask_once() {
         assert_eq!(shown.matches("\"GPU-51eed").count(), 8, "{shown}");
     }
     // Each answer has a number.
-    let text = fs::read_to_string(kept(&fake)).unwrap();
+    let text = read(kept(&fake));
     assert!(text.contains("{\"number\":1,"), "{text}");
     assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
     assert!(

@@ -6,8 +6,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-
 use base::paths::ContainerPath;
 use cdi_spec::spec::Spec;
 use cdi_spec::{file, registry};
@@ -22,7 +20,7 @@ use oci_nvidia_hook::testing::cli::cdi_check as cdi_text;
 
 use crate::driver::FakeDriver;
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{HOOK, Need, Ran, assert_says, run, run_with, scratch, sh, shell};
+use crate::support::{HOOK, Need, Ran, assert_says, read, run, scratch, sh, sh_unshared, shell};
 use crate::{cdi_schema, golden, json_schema};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
@@ -43,7 +41,7 @@ tests! {
 
 /// Runs `cdi ARGUMENTS` for this driver.
 pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(fake.command().arg("cdi").args(arguments).env_clear())
+    fake.run(&[&["cdi"], arguments].concat())
 }
 
 pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
@@ -271,18 +269,8 @@ fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
 }
 
 fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
-    let dir = scratch();
-    let env = [
-        format!("NVIDIA_VISIBLE_DEVICES={names}"),
-        "NVIDIA_DRIVER_CAPABILITIES=all".to_owned(),
-    ];
-    let config =
-        json!({"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "process": {"env": env}});
-    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let mut plan = fake.command();
-    plan.args(["plan", "-", "--json"]).env_clear();
-    let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let said: Value = serde_json::from_str(&run_with(&mut plan, state.as_bytes()).ok()).unwrap();
+    let devices = format!("NVIDIA_VISIBLE_DEVICES={names}");
+    let said = fake.plan(&[&devices, "NVIDIA_DRIVER_CAPABILITIES=all"]);
     let mut words = BTreeSet::new();
     for edit in said["edits"].as_array().unwrap() {
         let text = |name: &str| edit[name].as_str().unwrap_or_default();
@@ -359,7 +347,7 @@ fn refreshed(fake: &FakeDriver, path: &Path) -> bool {
 }
 
 fn names(path: &Path) -> Vec<String> {
-    let spec = file::parse(&std::fs::read(path).unwrap()).unwrap();
+    let spec = registry::read_spec(path).unwrap();
     spec.devices.into_iter().map(|device| device.name).collect()
 }
 
@@ -396,11 +384,7 @@ fn refresh_rewrites_what_is_stale() {
 
         fake.rebuild(&["--gpus", "2", "--drm", "--version", "560.35.03"]);
         assert!(refreshed(&fake, &path), "another driver");
-        assert!(
-            std::fs::read_to_string(&path)
-                .unwrap()
-                .contains("libcuda.so.560.35.03")
-        );
+        assert!(read(&path).contains("libcuda.so.560.35.03"));
         assert!(!refreshed(&fake, &path));
 
         fake.rebuild(&["--gpus", "3", "--drm", "--version", "560.35.03"]);
@@ -424,11 +408,7 @@ fn refresh_rewrites_what_is_stale() {
 
         std::fs::remove_file(fake.root.join("usr/bin/nvidia-smi")).unwrap();
         assert!(refreshed(&fake, &path), "a file that it mounts is gone");
-        assert!(
-            !std::fs::read_to_string(&path)
-                .unwrap()
-                .contains("nvidia-smi")
-        );
+        assert!(!read(&path).contains("nvidia-smi"));
         files_appear(&fake, &path);
         fake.configure("[devices]\ndeny = [\"2\"]");
         assert!(refreshed(&fake, &path), "a setting");
@@ -462,7 +442,7 @@ fn files_appear(fake: &FakeDriver, path: &Path) {
         "usr/share/vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_icd.json";
         "usr/share/glvnd/egl_vendor.d/10_nvidia.json", "egl_vendor.d/10_nvidia.json";
     } {
-        let has_it = || std::fs::read_to_string(path).unwrap().contains(place);
+        let has_it = || read(path).contains(place);
         assert!(!has_it(), "{file}");
         assert!(!check().ok().contains("driver files were added"), "{file}");
         let added = fake.root.join(file);
@@ -486,11 +466,7 @@ fn sockets_come_and_go(fake: &FakeDriver, path: &Path) {
         ("tmp/nvidia-mps", true),
     ] {
         let place = fake.root.join(socket);
-        let has_it = || {
-            std::fs::read_to_string(path)
-                .unwrap()
-                .contains(&format!("/{socket}"))
-        };
+        let has_it = || read(path).contains(&format!("/{socket}"));
         let aside = place.with_extension("aside");
         if place.exists() {
             std::fs::rename(&place, &aside).unwrap();
@@ -625,7 +601,7 @@ fn no_engine_is_run_without_need() {
             dir = dir.path().display(),
             config = fake.config.display(),
         );
-        run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
+        sh_unshared(&script).ok()
     };
     let fake_engine = format!(
         "#!/bin/sh\necho >>'{}/asked'\necho podman version 5.4.1\n",
@@ -646,20 +622,12 @@ fn no_engine_is_run_without_need() {
     ] {
         assert_eq!(run_with_engines(&arguments), "", "{arguments}");
     }
-    assert!(
-        std::fs::read_to_string(&path)
-            .unwrap()
-            .contains("additionalGids")
-    );
+    assert!(read(&path).contains("additionalGids"));
     std::fs::remove_file(&path).unwrap();
     // Here the answer depends on the engine: only engines that know the field get the group's number. Podman is found on the PATH
     // of shells.
     assert_eq!(run_with_engines(&format!("generate {output}")), "asked\n");
-    assert!(
-        std::fs::read_to_string(&path)
-            .unwrap()
-            .contains("additionalGids")
-    );
+    assert!(read(&path).contains("additionalGids"));
     assert!(run_with_engines("check || true").ends_with("asked\n"));
 }
 
@@ -777,7 +745,7 @@ fn one_advice_about_a_conflict() {
     let generate = ["generate", "--output", ours.to_str().unwrap()];
     cdi(&fake, &generate).ok();
     let theirs = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {"env": ["A=b"]}}]}"#;
-    let copy = std::fs::read_to_string(&ours).unwrap();
+    let copy = read(&ours);
     // The second is the name on NixOS, which engines read before nvidia.yaml.
     for name in ["other.yaml", "nvidia-container-toolkit.yaml"] {
         let other = dir.path().join(name);

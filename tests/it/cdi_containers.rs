@@ -15,10 +15,10 @@ use engines::Version;
 use nvidia_host::cdi::entry::RootfsEdits;
 
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
-use crate::driver::{FakeDriver, Image, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
-use crate::support::{HOOK, Need, assert_says, fingerprint, run, run_with, scratch, shell};
+use crate::support::{HOOK, Need, assert_says, fingerprint, read, run, run_with, scratch, shell};
 use crate::why::{isolated, why};
 
 tests! {
@@ -89,11 +89,9 @@ fn libraries_that_are_opened_by_path() {
         .create_runtime_hook(&edits.hooks[0].args[1..])
         .ok();
     let paths = "/usr/lib64/vdpau/libvdpau_nvidia.so.1 /usr/lib64/gbm/nvidia-drm_gbm.so";
-    let found = container
-        .exec(&format!(
-            "for path in {paths}; do readlink -f $path; done; probe-dlopen {paths}"
-        ))
-        .ok();
+    let found = container.output(&format!(
+        "for path in {paths}; do readlink -f $path; done; probe-dlopen {paths}"
+    ));
     assert_says(
         &found,
         &["/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.535.183.01\n"],
@@ -129,7 +127,7 @@ fn cuda_compat() {
         )
         .ok();
         // A process that opens both names must not get two libraries.
-        let found = container.exec("probe-dlopen libcuda.so.1 libcuda.so").ok();
+        let found = container.output("probe-dlopen libcuda.so.1 libcuda.so");
         let from_image = found.matches("/usr/local/cuda/compat/libcuda.so").count();
         assert_eq!(from_image, if theirs { 2 } else { 0 }, "{mode}: {found}");
         assert_eq!(
@@ -154,8 +152,7 @@ fn hook_entry() {
         assert_eq!(hook.hook_name, "createRuntime", "{hook:?}");
     }
     let mounts = || {
-        std::fs::read_to_string("/proc/thread-self/mountinfo")
-            .unwrap()
+        read("/proc/thread-self/mountinfo")
             .matches("/image/usr/lib/")
             .count()
     };
@@ -229,7 +226,7 @@ fn volumes_at_the_paths_of_nodes() {
             .create_runtime_hook(&edits.hooks[0].args[1..])
             .ok();
         assert_eq!(
-            container.exec("ls /proc/driver/nvidia/gpus").ok(),
+            container.output("ls /proc/driver/nvidia/gpus"),
             shown,
             "{source}"
         );
@@ -290,7 +287,7 @@ fn volumes_at_the_directory_of_libraries() {
         assert_eq!(ran.stderr.contains("ONH-307"), flags == "rw", "{about}");
         let works = "probe-dlopen libnvidia-ml.so.1 libcuda.so.1 libcuda.so";
         assert_eq!(
-            container.exec(works).ok().matches(": ok ").count(),
+            container.output(works).matches(": ok ").count(),
             3,
             "{about}"
         );
@@ -311,10 +308,9 @@ fn volumes_at_the_directory_of_libraries() {
 /// The entry, called in the container's mount namespace and with a process id of its PID namespace.
 fn hook_entries_at_the_wrong_stage() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = Waiting::debian(ALL_GPUS, "");
     let spec = generate(fake, &["--hook-path", HOOK]);
-    let host_mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let host_mounts = read("/proc/thread-self/mountinfo");
     for hook in &spec.container_edits.hooks {
         let stderr = container.create_container_hook(&hook.args[1..]).failed(1);
         assert_says(
@@ -326,10 +322,7 @@ fn hook_entries_at_the_wrong_stage() {
             &["\nhint: the hook must run at the prestart or createRuntime stage"],
         );
     }
-    assert_eq!(
-        std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap(),
-        host_mounts
-    );
+    assert_eq!(read("/proc/thread-self/mountinfo"), host_mounts);
 }
 
 fn do_their_work(spec: &Spec, entries: usize) {
@@ -357,7 +350,7 @@ fn do_their_work(spec: &Spec, entries: usize) {
     let mut seen = Vec::new();
     for hook in &edits.hooks {
         container.create_runtime_hook(&hook.args[1..]).ok();
-        seen.push((container.exec(look).ok(), container.mountinfo()));
+        seen.push((container.output(look), container.mountinfo()));
     }
     let (text, _) = &seen[0];
     assert_says(
@@ -376,9 +369,7 @@ fn do_their_work(spec: &Spec, entries: usize) {
         seen.iter().all(|one| *one == seen[0]),
         "the others find it done: {seen:#?}"
     );
-    let own = container
-        .exec("cat /proc/driver/nvidia/gpus/*/information")
-        .ok();
+    let own = container.output("cat /proc/driver/nvidia/gpus/*/information");
     assert_eq!(own.matches("Device Minor").count(), 2, "{own}");
 }
 
@@ -422,7 +413,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
     assert!(!mark.exists());
     // The same at the other stage. runc before 1.2 passes the container's environment if the entry has none, and a static program has no
     // linker that obeys it.
-    let text = std::fs::read_to_string(&spec).unwrap();
+    let text = read(&spec);
     let mut open: Value = serde_json::from_str(&text).unwrap();
     let entry = open["containerEdits"]["hooks"][0].as_object_mut().unwrap();
     entry["hookName"] = "createContainer".into();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use cdi_spec::file;
+use cdi_spec::registry;
 use cdi_spec::spec::{ContainerEdits, Spec};
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ impl Scene {
     }
 
     fn spec(&self) -> Spec {
-        file::parse(&fs::read(self.spec_file()).unwrap()).unwrap()
+        registry::read_spec(Path::new(&self.spec_file())).unwrap()
     }
 
     /// Changes the host with a shell script in its root directory.

@@ -5,7 +5,7 @@ use crate::built;
 use crate::docs::blocks;
 use crate::driver::FakeDriver;
 use crate::harness::part;
-use crate::support::{Need, nvml_program, source};
+use crate::support::{Need, nvml_program, read, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -66,7 +66,7 @@ fn start() -> Systemd {
 fn both_services_have_the_same_restrictions() {
     let restrictions = |unit: &str| {
         let path = source("packaging/systemd").join(unit);
-        let text = std::fs::read_to_string(path).unwrap();
+        let text = read(path);
         let (_, service) = text.split_once("[Service]\n").unwrap();
         let (service, _) = service.split_once("\n[").unwrap_or((service, ""));
         let mut lines = Vec::new();
@@ -82,7 +82,7 @@ fn both_services_have_the_same_restrictions() {
 
 /// The first commands of migration.md, with the toolkit's units and files, and without them.
 fn the_page_of_the_migration_stops_the_toolkit() {
-    let page = std::fs::read_to_string(source("docs/migration.md")).unwrap();
+    let page = read(source("docs/migration.md"));
     let (_, after) = page.split_once("## Commands\n").unwrap();
     let commands = format!("{}\n", blocks(after, "sh")[0]);
     assert!(commands.starts_with(

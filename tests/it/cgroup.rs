@@ -16,9 +16,9 @@ use base::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 use oci_nvidia_hook::testing::cgroup::{self, DeviceAccess, Grant, Member};
 use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
-use crate::driver::{FakeDriver, Image, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, assert_says, host_wide_name, sh};
+use crate::support::{HOOK, Need, assert_says, host_wide_name, read, sh};
 use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
@@ -288,10 +288,7 @@ fn v1_devices_allow() {
             }
         );
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
-        assert_eq!(
-            fs::read_to_string(group.path.join("devices.list")).unwrap(),
-            "c 195:0 rw\n"
-        );
+        assert_eq!(read(group.path.join("devices.list")), "c 195:0 rw\n");
     }
     assert_eq!(group.ask(FIRST, "mknod \"$2.new\" c 195 0"), Denied);
 }
@@ -337,10 +334,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
         outcome.findings[0].what.contains("web.service"),
         "{outcome:?}"
     );
-    assert_eq!(
-        fs::read_to_string(group.path.join("devices.list")).unwrap(),
-        ""
-    );
+    assert_eq!(read(group.path.join("devices.list")), "");
     assert_eq!(group.open(FIRST), Denied);
     // An edit would affect the service: it would apply to its other processes.
     fs::write(group.path.join("devices.allow"), FIRST.to_string()).unwrap();
@@ -420,14 +414,11 @@ fn v1_no_cgroups_is_reported() {
     );
     // config.json allows the devices: the engine applies its own rules.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
-    container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
+    container.set_spec(ALL_GPUS, &rules);
     assert_eq!(container.hook(&fake.config).stderr, "");
-    assert_eq!(
-        fs::read_to_string(group.path.join("devices.list")).unwrap(),
-        ""
-    );
+    assert_eq!(read(group.path.join("devices.list")), "");
     // Without the key, the hook examines the cgroup; this one is not the container's.
-    container.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    container.set_env(ALL_GPUS);
     fake.configure("[oci-nvidia-hook]\ndenied-devices = \"start\"");
     let ran = container.hook(&fake.config);
     assert!(ran.stderr.contains("(ONH-311)"), "{ran:?}");
@@ -446,10 +437,9 @@ fn v2_no_cgroups_is_reported() {
         return;
     }
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    let (dir, image) = Image::debian();
     // The cgroup can only be removed after the container.
     let group = Group::new("/sys/fs/cgroup", "no-cgroups", "");
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = Waiting::debian(ALL_GPUS, "");
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
@@ -468,13 +458,13 @@ fn v2_no_cgroups_is_reported() {
     );
     // config.json allows the devices: the engine applies its own rules.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
-    container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
+    container.set_spec(ALL_GPUS, &rules);
     assert_eq!(container.hook(&fake.config).stderr, "");
     // Without the key, the program is extended if the cgroup belongs to the container.
     fake.configure("");
     let named =
         json!({"linux": {"cgroupsPath": group.path.strip_prefix("/sys/fs/cgroup").unwrap()}});
-    container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &named);
+    container.set_spec(ALL_GPUS, &named);
     assert_eq!(container.hook(&fake.config).stderr, "");
     assert_eq!(group.open(FIRST), Allowed);
     assert_ne!(group.attached(0), before);
@@ -494,7 +484,7 @@ fn podman_without_a_cgroup() {
     ] {
         fs::write(group.path.join("devices.allow"), rule).unwrap();
     }
-    let list = || fs::read_to_string(group.path.join("devices.list")).unwrap();
+    let list = || read(group.path.join("devices.list"));
     let before = list();
     let run = |options: &str| {
         // Outside of the cgroup first, because NVML cannot be asked in it; the hook then has a cached inventory.
@@ -790,7 +780,7 @@ fn v2_what_crun_gave_to_systemd_is_extended() {
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
         assert_eq!(group.attached(1).len(), 1, "{with_original}");
         assert_ne!(group.attached(1), original_id);
-        let text = fs::read_to_string(unit_file).unwrap();
+        let text = read(unit_file);
         assert_eq!(text, format!("[Scope]\n#{}", &line[1..]));
     }
     // crun compares the pin at an update.
@@ -884,7 +874,7 @@ pub fn pin_as_crun(pin: &str) {
 
 /// Calls the hook for the process in the scope `onh-NAME.scope`, without findings.
 pub fn allow_in_scope(scope: &str, access: DeviceAccess) {
-    let procs = fs::read_to_string(format!("{scope}/cgroup.procs")).unwrap();
+    let procs = read(format!("{scope}/cgroup.procs"));
     let pid = Pid::from_raw(procs.lines().next().unwrap().parse().unwrap());
     let name = scope.rsplit("/onh-").next().unwrap();
     let id = name.strip_suffix(".scope").unwrap();
@@ -987,16 +977,10 @@ fn container(runtime: &str) {
         .stderr(file)
         .status()
         .unwrap();
-    let text = || fs::read_to_string(&out).unwrap();
+    let text = || read(&out);
     assert!(created.success(), "{}", text());
 
-    let pid = Pid::from_raw(
-        fs::read_to_string(&pid_file)
-            .unwrap()
-            .trim()
-            .parse()
-            .unwrap(),
-    );
+    let pid = Pid::from_raw(read(&pid_file).trim().parse().unwrap());
     let rules = [
         FIRST,
         DeviceRule {

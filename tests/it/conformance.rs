@@ -16,7 +16,7 @@ use nvidia_host::request::Variable;
 use nvidia_host::require::{self, Properties, Requirement};
 use oci_nvidia_hook::testing::oci::spec_view;
 
-use crate::support::{HOOK, run_with, scratch, source};
+use crate::support::{HOOK, read, run_with, scratch, source};
 
 tests! {
     &[] => requests, devices_from_env, devices_from_mounts, visible_devices, imex_channels, image_requirements,
@@ -26,14 +26,14 @@ tests! {
 
 pub fn table(file: &str) -> Value {
     let path = source("tests/fixtures/conformance").join(file);
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    serde_json::from_str(&read(path)).unwrap()
 }
 
 /// Nothing that a user of NVIDIA's stack can write is ignored without a word: docs/toolkit.md has an answer for each name, and the
 /// hook knows each variable and key to which the answer is not "no".
 fn each_part_has_an_answer() {
     let parts = table("parts.json");
-    let page = std::fs::read_to_string(source("docs/toolkit.md")).unwrap();
+    let page = read(source("docs/toolkit.md"));
     let section = page
         .split("\n## Parts of the toolkit\n")
         .nth(1)

@@ -12,7 +12,7 @@ use crate::built;
 use crate::cdi::GPU_0;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{Need, assert_says, sh, source};
+use crate::support::{Need, assert_says, read, sh, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -27,17 +27,16 @@ tests! {
 
 /// Returns the pod of the DaemonSet.
 fn pod() -> Value {
-    let text = fs::read_to_string(source("deploy/kubernetes/base/daemon-set.yaml")).unwrap();
+    let text = read(source("deploy/kubernetes/base/daemon-set.yaml"));
     cdi_spec::yaml::parse(&text).unwrap()["spec"]["template"]["spec"].clone()
 }
 
 /// Returns the pod of the DaemonSet with the changes of an overlay.
 fn pod_of_overlay(name: &str) -> Value {
     let mut pod = pod();
-    let text = fs::read_to_string(source(&format!(
+    let text = read(source(&format!(
         "deploy/kubernetes/overlays/{name}/kustomization.yaml"
-    )))
-    .unwrap();
+    )));
     let overlay = cdi_spec::yaml::parse(&text).unwrap();
     let patch = cdi_spec::yaml::parse(overlay["patches"][0]["patch"].as_str().unwrap()).unwrap();
     for change in patch.as_array().unwrap() {
@@ -257,7 +256,7 @@ fn the_plugin_sees_the_mps_daemons_of_the_node() {
 
 /// Only the image is another one. The pod does not show the engine of the node, and the chart mounts the directory of CDI specs.
 fn the_plugin_works_in_nvidias_chart() {
-    let text = fs::read_to_string(source("tests/fixtures/nvidia-chart/pod.yaml")).unwrap();
+    let text = read(source("tests/fixtures/nvidia-chart/pod.yaml"));
     let mut pod = cdi_spec::yaml::parse(&text).unwrap();
     let text = run(&pod);
     check(&text);

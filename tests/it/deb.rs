@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{IMAGE, Podman};
-use crate::support::{Need, Ran, assert_says, run, scratch, shell, source};
+use crate::support::{Need, Ran, assert_says, read, run, scratch, shell, source, unshare};
 use crate::{built, docs, old_packages};
 
 const BUILD: &[Need] = &[
@@ -78,13 +78,14 @@ fn field(package: &Path, name: &str) -> String {
 }
 
 fn the_files_agree_with_the_program() {
-    let read = |name: &str| std::fs::read_to_string(source("packaging/debian").join(name)).unwrap();
-    assert!(read("changelog").starts_with(concat!(
-        "oci-nvidia-hook (",
-        env!("CARGO_PKG_VERSION"),
-        "-"
-    )));
-    let control = read("control");
+    assert!(
+        read(source("packaging/debian/changelog")).starts_with(concat!(
+            "oci-nvidia-hook (",
+            env!("CARGO_PKG_VERSION"),
+            "-"
+        ))
+    );
+    let control = read(source("packaging/debian/control"));
     let rust = env!("CARGO_PKG_RUST_VERSION");
     // The builders of the Debian archive use only the first alternative (policy, section 7.1); -web is in security updates only.
     for tool in ["cargo", "rustc"] {
@@ -158,16 +159,7 @@ pub fn on_host(script: &str, root: &Path) -> Ran {
            find /run -type f\n\
          }\n\
          install() { dpkg --no-triggers \"$@\" </dev/null >/mnt/log 2>&1 || { cat /mnt/log >&2; exit 1; }; }\n";
-    let mut unshare = Command::new("unshare");
-    unshare.args([
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-euc",
-        &format!("{start}{script}"),
-        "sh",
-    ]);
+    let mut unshare = unshare(&format!("{start}{script}"));
     unshare.args([package(MAIN), package("oci-nvidia-hook-compat")]);
     run(unshare.env("ROOT", root).env("SYSTEMD_OFFLINE", "1"))
 }
@@ -268,7 +260,7 @@ fn a_running_container_keeps_its_gpus() {
     let old = old_packages::debs(dir.path());
     let podman = Podman::with_image();
     let poststop = dir.path().join("poststop.json");
-    let hook = std::fs::read_to_string(source("hooks.d/oci-nvidia-hook.json")).unwrap();
+    let hook = read(source("hooks.d/oci-nvidia-hook.json"));
     std::fs::write(&poststop, hook.replace("prestart", "poststop")).unwrap();
     let script = format!(
         "install -i '{}' '{}'\n\

@@ -12,8 +12,8 @@ use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::locate;
 
-use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{HOOK, Need, assert_says, run, run_with, scratch, sh, shell, source};
+use crate::driver::{FakeDriver, Waiting};
+use crate::support::{HOOK, Need, assert_says, read, run, run_with, scratch, sh, shell, source};
 
 // The packages come from the mirror that this Debian machine uses.
 const NEEDS: &[Need] = &[
@@ -164,27 +164,24 @@ fn list_prints_them() {
 fn the_real_files_resolve_in_a_container() {
     let (version, _) = shipped();
     let fake = FakeDriver::among_real_files(root(), &version);
-    let (dir, image) = Image::debian();
     let env = [
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video,graphics",
     ];
-    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let container = Waiting::debian(&env, "");
     assert_eq!(container.hook(&fake.config).ok(), "");
     let libdir = "/usr/lib/x86_64-linux-gnu";
-    let needed = container
-        .exec("LD_TRACE_LOADED_OBJECTS=1 /usr/bin/nvidia-smi")
-        .ok();
+    let needed = container.output("LD_TRACE_LOADED_OBJECTS=1 /usr/bin/nvidia-smi");
     assert!(
         needed.contains("libc.so.6 => ") && !needed.contains("not found"),
         "{needed}"
     );
-    container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4").ok();
-    container
-        .exec(&format!(
+    container.output(
+        "probe-dlopen libcuda.so.1 libcuda.so libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4",
+    );
+    container.output(&format!(
             "probe-dlopen libnvcuvid.so.1 libnvidia-encode.so.1 libnvidia-opencl.so.1 libnvidia-glvkspirv.so.{version}"
-        ))
-        .ok();
+        ));
     for (json, library) in [
         ("/etc/vulkan/icd.d/nvidia_icd.json", "libGLX_nvidia.so.0"),
         (
@@ -194,16 +191,12 @@ fn the_real_files_resolve_in_a_container() {
         ("/etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1"),
     ] {
         assert!(
-            container
-                .exec(&format!("cat {json}"))
-                .ok()
-                .contains(library),
+            container.output(&format!("cat {json}")).contains(library),
             "{json}"
         );
         assert!(
             container
-                .exec("ldconfig -p")
-                .ok()
+                .output("ldconfig -p")
                 .contains(&format!("{library} (libc6,x86-64) => {libdir}/{library}"))
         );
     }
@@ -292,7 +285,7 @@ fn the_real_library_is_denied_nothing_that_it_needs() {
             .env_clear();
         let stderr = run_with(&mut hook, b"").failed(1);
         assert_says(&stderr, &["nvmlInit_v2 reports \"driver not loaded\""]);
-        let trace = std::fs::read_to_string(&trace).unwrap();
+        let trace = read(&trace);
         let (before, after) = trace
             .rsplit_once(&format!("{name}\", O_RDONLY|O_CLOEXEC) = "))
             .unwrap();
@@ -349,9 +342,7 @@ fn structure_in_c(name: &str) -> String {
 
 /// Returns an assertion in C for each function, each enumeration and each size in the source.
 fn assertions_about_nvml() -> Vec<String> {
-    let ffi = |name: &str| {
-        std::fs::read_to_string(source(&format!("crates/nvml/src/ffi/{name}"))).unwrap()
-    };
+    let ffi = |name: &str| read(source(&format!("crates/nvml/src/ffi/{name}")));
     let (table, structs) = (ffi("table.rs"), ffi("structs.rs"));
     let functions = table
         .split_once("prototypes! {")

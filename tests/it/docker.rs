@@ -7,13 +7,13 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::built;
-use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::engine::{IMAGE, Podman};
 use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, nvml_program, run, run_with, scratch, shell,
-    source,
+    HOOK, Need, Ran, assert_says, copy_nvml_program, nvml_program, read, run, run_with, scratch,
+    sh_unshared, shell, source,
 };
 
 const RUNC: &[Need] = &[Need::Root, Need::Programs(&["runc", "cc"]), Need::CgroupV1];
@@ -98,7 +98,7 @@ impl Bundle {
         let dir = dir.join("runc-bundle");
         std::fs::create_dir_all(&dir).unwrap();
         shell!("cd '{}' && rm -f config.json && runc spec", dir.display());
-        let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
+        let text = read(dir.join("config.json"));
         let mut spec: Value = serde_json::from_str(&text).unwrap();
         spec["root"] = json!({"path": rootfs});
         spec["process"]["terminal"] = false.into();
@@ -200,7 +200,7 @@ impl Bundle {
                 .to_string_lossy()
                 .trim_start_matches('.'),
         );
-        run(Command::new("unshare").args(["-m", "sh", "-euc", &script]))
+        sh_unshared(&script)
     }
 }
 
@@ -279,10 +279,8 @@ fn both_names_in_one_bundle() {
     );
     let script = "nvidia-smi -L; for path in /dev/nvidia0 /dev/nvidiactl /usr/bin/nvidia-smi /proc/driver/nvidia; do \
                   echo $path $(grep -c \" $path \" /proc/self/mountinfo); done; ldconfig -p | grep -c 'libcuda.so.1 '";
-    let bundle = || {
-        Bundle::new(dir.path(), &image.rootfs)
-            .process(&["sh", "-euc", script], &["NVIDIA_VISIBLE_DEVICES=all"])
-    };
+    let bundle =
+        || Bundle::new(dir.path(), &image.rootfs).process(&["sh", "-euc", script], ALL_GPUS);
     let proc = format!("{config}; true");
     let once = bundle()
         .hook("prestart", &theirs, &[NAME, "prestart"])
@@ -350,7 +348,7 @@ fn runtime_nvidia() {
         wrong.code == Some(1) && wrong.stderr.contains("(ONH-030)"),
         "{wrong:?}"
     );
-    let entry: Value = serde_json::from_str(std::fs::read_to_string(&log).unwrap().trim()).unwrap();
+    let entry: Value = serde_json::from_str(read(&log).trim()).unwrap();
     assert_eq!(entry["level"], "error");
     assert!(
         entry["msg"].as_str().unwrap().contains("(ONH-030)"),
@@ -377,12 +375,7 @@ fn runtime_nvidia() {
             keys,
         )
         .unwrap();
-        let ran = run(Command::new("unshare").args([
-            "-m",
-            "sh",
-            "-euc",
-            &format!("{config}; {program} --version"),
-        ]));
+        let ran = sh_unshared(&format!("{config}; {program} --version"));
         assert!(
             ran.code == Some(code) && format!("{}{}", ran.stdout, ran.stderr).contains(text),
             "{runtimes}: {ran:?}"
@@ -429,7 +422,7 @@ fn which_of_two_hooks() {
     } {
         let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
         let hooks = json!({"prestart": [{"path": named, "args": ["x", "prestart"]}]});
-        container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &json!({"hooks": hooks}));
+        container.set_spec(ALL_GPUS, &json!({"hooks": hooks}));
         let mut hook = Command::new(&caller);
         let config = if caller.ends_with("oci-nvidia-hook") {
             "--config"
@@ -473,12 +466,7 @@ fn the_hooks_command_line() {
             "{ran:?}"
         );
         assert_eq!(ran.ok(), "");
-        assert!(
-            container
-                .exec("nvidia-smi -L")
-                .ok()
-                .contains("GPU-51eed001")
-        );
+        assert!(container.output("nvidia-smi -L").contains("GPU-51eed001"));
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use findings::catalog;
 use nvidia_host::config::schema::{self, Meaning};
 
-use crate::support::{HOOK, run, run_with, scratch, source};
+use crate::support::{HOOK, read, run, run_with, scratch, source};
 
 tests! {
     &[] => findings_are_those_of_the_catalog, tests_that_documents_name_exist, files_and_links_are_there, command_lines_are_understood,
@@ -22,7 +22,7 @@ pub fn texts(dir: &Path, kind: &str) -> Vec<(PathBuf, String)> {
         if path.is_dir() {
             found.extend(texts(&path, kind));
         } else if path.extension().or_else(|| path.file_name()).unwrap() == kind {
-            let text = std::fs::read_to_string(&path).unwrap();
+            let text = read(&path);
             found.push((path, text));
         }
     }
@@ -34,7 +34,7 @@ pub fn pages() -> Vec<(PathBuf, String)> {
     let mut found = texts(&source("docs"), "md");
     for name in ["README", "CONTRIBUTING", "SECURITY", "CHANGELOG"] {
         let path = source(name).with_extension("md");
-        let text = std::fs::read_to_string(&path).unwrap();
+        let text = read(&path);
         found.push((path, text));
     }
     found
@@ -111,7 +111,7 @@ fn entries_of_findings() -> String {
 /// The entries are generated. Only this test pins the words of the catalog.
 fn findings_are_those_of_the_catalog() {
     let path = source("docs/findings.md");
-    let text = std::fs::read_to_string(&path).unwrap();
+    let text = read(&path);
     let (before, rest) = text.split_once(BEGIN).unwrap();
     let (found, after) = rest.split_once(END).unwrap();
     let generated = entries_of_findings();
@@ -208,7 +208,7 @@ pub fn follow_links(dir: &Path) {
 
 /// Links lead to existing files and headings, quoted paths of this tree exist, and docs/README.md lists each page.
 fn files_and_links_are_there() {
-    let index = std::fs::read_to_string(source("docs/README.md")).unwrap();
+    let index = read(source("docs/README.md"));
     let (mut links, mut paths) = (0, 0);
     for (page, text) in pages() {
         links += links_of(&page, &text);
@@ -296,12 +296,11 @@ fn keys_of_config_toml_are_known() {
 /// Each key of the hook is in the table of docs/configuration.md, in config.toml and in its man page. The device plugin has such a test
 /// for its own.
 fn every_key_is_documented() {
-    let read = |path: &str| std::fs::read_to_string(source(path)).unwrap();
-    let page = read("docs/configuration.md");
+    let page = read(source("docs/configuration.md"));
     let keys = page.split("\n## Keys\n").nth(1).unwrap();
     let keys = keys.split("\n## ").next().unwrap();
-    let shipped = read("config/config.toml");
-    let man = read("docs/man/oci-nvidia-hook.toml.5");
+    let shipped = read(source("config/config.toml"));
+    let man = read(source("docs/man/oci-nvidia-hook.toml.5"));
     for key in schema::KEYS {
         if matches!(key.meaning, Meaning::Unused(_)) {
             continue;
@@ -317,7 +316,7 @@ fn every_key_is_documented() {
 
 /// Returns the commands of install.md that remove the packages of this distribution, in their order.
 pub fn removal_commands(distribution: &str) -> Vec<String> {
-    let page = std::fs::read_to_string(source("docs/install.md")).unwrap();
+    let page = read(source("docs/install.md"));
     let start = format!("| {distribution} | ");
     let mut rows = page.lines().filter_map(|line| line.strip_prefix(&start));
     let quoted = rows.next().unwrap().split('`').skip(1).step_by(2);

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::driver::{FakeDriver, Image};
 use crate::hostile::blocking;
-use crate::support::{HOOK, Need, run, scratch, sh, shell};
+use crate::support::{HOOK, Need, read, run, scratch, sh, shell, unshare};
 use crate::{golden, json_schema};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare"])];
@@ -60,10 +60,8 @@ fn start(dir: &Path, before: &str, program: &str) -> Container {
          node nvidiactl 195 255; node nvidia-uvm 511 0; node nvidia0 195 0; {before}\necho ready; exec {program}",
         dir.join("image").display()
     );
-    let mut command = Command::new("unshare");
-    command
-        .args(["--mount", "--propagation", "private", "sh", "-euc", &script])
-        .stdout(Stdio::piped());
+    let mut command = unshare(&script);
+    command.stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(
@@ -76,11 +74,7 @@ fn start(dir: &Path, before: &str, program: &str) -> Container {
     let container = Container(child, server.map(|pid| pid.trim().parse().unwrap()));
     // The shell becomes the program.
     let end = Instant::now() + Duration::from_secs(30);
-    while std::fs::read_to_string(format!("/proc/{}/comm", container.0.id()))
-        .unwrap()
-        .trim()
-        != "sleep"
-    {
+    while read(format!("/proc/{}/comm", container.0.id())).trim() != "sleep" {
         assert!(Instant::now() < end, "{program}");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -103,11 +97,7 @@ fn image(dir: &Path) {
 }
 
 fn doctor(fake: &FakeDriver, arguments: &[&str]) -> (Option<i32>, Vec<Value>, String) {
-    let ran = run(fake
-        .command()
-        .args(["doctor", "--json"])
-        .args(arguments)
-        .env_clear());
+    let ran = fake.run(&[&["doctor", "--json"], arguments].concat());
     let checks = match ran.stdout.as_str() {
         "" => Vec::new(),
         text => json_schema::part("doctor", text, "checks"),

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::kernels::hook_command;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, shell, source};
+use crate::support::{
+    HOOK, Need, Ran, read, run, run_with, scratch, sh, sh_unshared, shell, source,
+};
 
 /// The needs of tests with [`Waiting`].
 pub const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "nsenter"])];
@@ -19,6 +21,9 @@ pub const NEEDS_COMPAT: &[Need] = &[
     Need::Build,
     Need::StaticLibc,
 ];
+
+/// The environment of a container that requests all GPUs.
+pub const ALL_GPUS: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
 
 /// For [`Waiting::start`]: a /proc that can be masked.
 pub const MASKABLE_PROC: &str =
@@ -115,7 +120,7 @@ impl FakeDriver {
     pub fn set_nvml(&self, change: impl Fn(String) -> String) {
         let library = self.library();
         let beside = library.with_file_name("nvml.conf");
-        let old = std::fs::read_to_string(&beside).unwrap();
+        let old = read(&beside);
         std::fs::write(beside, change(old)).unwrap();
     }
 
@@ -141,12 +146,29 @@ impl FakeDriver {
                [ ! -d \"$node\" ] || continue; touch /dev/${{node##*/}}; mount --bind \"$node\" /dev/${{node##*/}}; done; \
              export LD_LIBRARY_PATH=\"$(dirname \"$(find '{root}' -name libnvidia-ml.so.1)\")\"; '{root}/usr/bin/'{program}"
         );
-        run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
+        sh_unshared(&script).ok()
+    }
+
+    /// Runs the program with these arguments and the configuration of this host.
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        self.run_with(arguments, "")
+    }
+
+    /// The same with this text on stdin.
+    pub fn run_with(&self, arguments: &[&str], stdin: &str) -> Ran {
+        run_with(self.command().args(arguments).env_clear(), stdin.as_bytes())
+    }
+
+    /// Returns the document that `plan` prints for a container with this environment.
+    pub fn plan(&self, env: &[&str]) -> serde_json::Value {
+        let spec = serde_json::json!({"process": {"env": env}, "root": {"path": "/nowhere"}});
+        let ran = self.run_with(&["plan", "-", "--json"], &spec.to_string());
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
     }
 
     /// Lets the hook edit this config.json, as nvidia-container-runtime does.
-    pub fn edit_config(&self, spec: &[u8]) -> Ran {
-        run_with(self.command().arg("edit-config").env_clear(), spec)
+    pub fn edit_config(&self, spec: &str) -> Ran {
+        self.run_with(&["edit-config"], spec)
     }
 
     /// Returns the command line of the program with the configuration of this host.
@@ -219,12 +241,22 @@ pub struct Waiting {
     init: Child,
     pub rootfs: PathBuf,
     pub bundle: PathBuf,
+    /// The directory of the image, if no other container uses it
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Waiting {
     /// Starts a container of this image that requests all GPUs.
     pub fn with_all_gpus(dir: &Path, image: &Image) -> Self {
-        Self::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "")
+        Self::start(dir, &image.rootfs, ALL_GPUS, "")
+    }
+
+    /// Starts a container of an image with the directories of Debian, which no other container uses. See [`Self::start`].
+    pub fn debian(env: &[&str], before: &str) -> Self {
+        let (dir, image) = Image::debian();
+        let mut waiting = Self::start(dir.path(), &image.rootfs, env, before);
+        waiting._dir = Some(dir);
+        waiting
     }
 
     /// The shell script `before` runs with the new namespace's `$rootfs` before the container waits.
@@ -250,6 +282,7 @@ impl Waiting {
             init,
             rootfs: rootfs.to_owned(),
             bundle,
+            _dir: None,
         };
         waiting.set_env(env);
         waiting
@@ -306,6 +339,11 @@ impl Waiting {
             hook.arg("--config").arg(config).arg("prestart").env_clear(),
             self.state().as_bytes(),
         )
+    }
+
+    /// Returns the directory of its bundle and image.
+    pub fn dir(&self) -> &Path {
+        self.bundle.parent().unwrap()
     }
 
     /// Returns its process id in the host's PID namespace.
@@ -370,9 +408,15 @@ impl Waiting {
         run(&mut enter)
     }
 
+    /// Runs a program in the same way, which must end with success. Returns its stdout.
+    #[track_caller]
+    pub fn output(&self, script: &str) -> String {
+        self.exec(script).ok()
+    }
+
     /// Its mount table.
     pub fn mountinfo(&self) -> String {
-        std::fs::read_to_string(format!("/proc/{}/mountinfo", self.init.id())).unwrap()
+        read(format!("/proc/{}/mountinfo", self.init.id()))
     }
 
     /// The options of the mount at this path in the container.

@@ -1,10 +1,9 @@
 //! Drivers that are not at `/`, or not completely, as described in docs/hosts.md.
 
 use std::path::Path;
-use std::process::Command;
 
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Ran, scratch, shell};
+use crate::driver::{ALL_GPUS, FakeDriver, NEEDS, Waiting};
+use crate::support::{HOOK, Ran, scratch, shell, unshare};
 
 tests! {
     NEEDS => library_dirs_of_the_administrator, programs_beside_the_libraries, nodes_and_proc_are_the_roots_or_the_hosts, dev_root;
@@ -12,21 +11,15 @@ tests! {
 
 /// Calls the hook for a new container on a host that this shell script prepared, and runs `nvidia-smi -L` in the container.
 fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = Waiting::debian(ALL_GPUS, "");
     // The hook finds the container's namespace by its process id, whatever its own namespace looks like.
-    let mut hook = Command::new("unshare");
-    hook.args([
-        "-m",
-        "sh",
-        "-euc",
-        &format!("PATH=/usr/sbin:/usr/bin:/sbin:/bin; {host} exec \"$@\""),
-        "sh",
-        HOOK,
-    ]);
+    let mut hook = unshare(&format!(
+        "PATH=/usr/sbin:/usr/bin:/sbin:/bin; {host} exec \"$@\""
+    ));
+    hook.args([HOOK]);
     let ran = container.call(&mut hook, &fake.config);
     let listed = if ran.code == Some(0) {
-        container.exec("nvidia-smi -L").ok()
+        container.output("nvidia-smi -L")
     } else {
         String::new()
     };

@@ -7,9 +7,11 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::driver::{FakeDriver, Image};
+use crate::driver::{ALL_GPUS, FakeDriver, Image};
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{HOOK, Need, Ran, assert_says, private_dir, run_with, scratch, snapshot};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, private_dir, read, run_with, scratch, snapshot,
+};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -75,7 +77,7 @@ fn nothing_is_printed_on_an_error() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
         assert!(ran.stderr.contains(says), "{ran:?}");
     }
-    let log = fs::read_to_string(log).unwrap();
+    let log = read(log);
     assert_says(&log, &[": error: ", "requests \"9\"", "it is not an array"]);
     // If writing fails, nothing is printed, however short.
     let script = format!(
@@ -88,12 +90,6 @@ fn nothing_is_printed_on_an_error() {
     ] {
         run_with(Command::new("sh").args(["-c", &script]), spec.as_bytes()).failed(1);
     }
-}
-
-fn plan(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
-    let mut plan = fake.command();
-    plan.args(["plan", "-"]).args(more).env_clear();
-    run_with(&mut plan, stdin.as_bytes())
 }
 
 /// Returns the strings of these fields, for each item.
@@ -138,7 +134,7 @@ fn the_hook_does_what_it_adds() {
         );
         fs::write(dir.path().join("config.json"), &spec).unwrap();
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-        let shown = plan(&fake, &["--json"], &state);
+        let shown = fake.run_with(&["plan", "-", "--json"], &state);
         let shown: Value = serde_json::from_str(&shown.ok()).unwrap();
         let of = |action: &str| -> Value {
             shown["edits"]
@@ -275,7 +271,7 @@ fn what_is_not_ours_stays() {
         scratch(),
         FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]),
     );
-    let before = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=all"]);
+    let before = spec(dir.path(), ALL_GPUS);
     let after = edit_config(&fake.config, &before).ok();
     assert_eq!(edit_config(&fake.config, &after).ok(), after, "idempotent");
     for (from, to) in [

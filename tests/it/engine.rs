@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::driver::{FakeDriver, Image};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, run, scratch, scratch_with_short_path};
+use crate::support::{HOOK, Need, Ran, read, run, scratch, scratch_with_short_path, unshare};
 
 /// The needs of tests with podman and runc.
 pub const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["podman", "runc", "cc"])];
@@ -51,7 +51,7 @@ impl Cgroup {
 }
 
 fn shipped_hook(path: &str) -> serde_json::Value {
-    serde_json::from_str(&std::fs::read_to_string(crate::support::source(path)).unwrap()).unwrap()
+    serde_json::from_str(&read(crate::support::source(path))).unwrap()
 }
 
 /// Podman with separate storage, hooks and configuration.
@@ -173,7 +173,7 @@ impl Podman {
         let Some(kernel) = kernels::current() else {
             return self.hooks.clone();
         };
-        let text = std::fs::read_to_string(self.hooks.join("oci-nvidia-hook.json")).unwrap();
+        let text = read(self.hooks.join("oci-nvidia-hook.json"));
         let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let mut args = kernels::hook();
         json["hook"]["path"] = args[0].clone().into();
@@ -246,10 +246,8 @@ impl Podman {
                mount -t overlay -o \"lowerdir={root}/$dir:/$dir\" overlay /$dir; done; exec \"$@\"",
             root = root.display()
         );
-        let mut unshare = Command::new("unshare");
-        unshare
-            .args(["-m", "sh", "-euc", &script, "sh"])
-            .args(self.with_storage());
+        let mut unshare = unshare(&script);
+        unshare.args(self.with_storage());
         let log = Log::new(self.dir.path());
         unshare
             .args(["run", "--rm", "--network=none"])
@@ -307,10 +305,8 @@ impl Podman {
         let own_run =
             format!("mkdir -p -m 700 {RUN_DIR}; mount -t tmpfs -o mode=0700 run {RUN_DIR};");
         let script = format!("{own_run} {} {script}", cgroup.prepare());
-        let mut unshare = Command::new("unshare");
-        unshare
-            .args(["-m", "sh", "-euc", &script, "sh"])
-            .args(&words);
+        let mut unshare = unshare(&script);
+        unshare.args(&words);
         run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))
     }
 }

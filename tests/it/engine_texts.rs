@@ -8,7 +8,7 @@ use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
-use crate::support::{HOOK, Ran, scratch, source};
+use crate::support::{HOOK, Ran, read, scratch, source};
 
 tests! {
     NEEDS => of_runc, of_a_removed_stage, of_cdi, of_a_time_that_is_up, of_containers_conf;
@@ -17,7 +17,7 @@ tests! {
 
 /// Returns the quoted text of the page, in the column of symptoms, that contains these words.
 fn of_the_page(words: &str) -> String {
-    let page = fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
+    let page = read(source("docs/troubleshooting.md"));
     let seen = page
         .lines()
         .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::kernels;
-use crate::support::{Need, run_with, scratch, snapshot};
+use crate::support::{Need, read, run_with, scratch, snapshot};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "strace"])];
 
@@ -139,7 +139,7 @@ fn every_call_that_creates_a_node() {
 fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
     let (mut container, mut upper) = layers.start(last);
     let mut clean_mounts = container.mountinfo();
-    let host_mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let host_mounts = read("/proc/thread-self/mountinfo");
     let mut failed = 0;
     for call in calls {
         for n in 1.. {
@@ -156,13 +156,11 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
                 .arg("prestart")
                 .env_clear();
             let ran = run_with(&mut strace, container.state().as_bytes());
-            let was_hit = std::fs::read_to_string(&trace)
-                .unwrap()
-                .contains("(INJECTED)");
+            let was_hit = read(&trace).contains("(INJECTED)");
             let about = format!("{call} {n}: {ran:?}");
             assert!(ran.code.is_some(), "the hook ends: {about}");
             assert!(
-                std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap() == host_mounts,
+                read("/proc/thread-self/mountinfo") == host_mounts,
                 "{about}"
             );
             if ran.code == Some(0) {
@@ -242,11 +240,7 @@ fn a_root_file_system_that_another_container_uses() {
         }
         let second = start("second");
         second.hook(&fake.config).ok();
-        let works = || {
-            second
-                .exec("probe-dlopen libcuda.so.1 && nvidia-smi -L")
-                .ok()
-        };
+        let works = || second.output("probe-dlopen libcuda.so.1 && nvidia-smi -L");
         works();
         assert!(!fails.is_finished(), "the first one still waits");
         let fails = fails.join().unwrap();

@@ -4,9 +4,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{assert_says, run, run_with, scratch, shell};
+use crate::support::{assert_says, read, run_with, scratch, shell};
 
 tests! {
     NEEDS => prepare_makes_nodes, cuda_compat, files_of_the_administrator, links_for_development,
@@ -30,10 +30,7 @@ fn prepare_makes_nodes() {
         "--no-dev",
     ]);
     std::fs::create_dir_all(fake.root.join("sys/module/nvidia_modeset")).unwrap();
-    let prepare = || {
-        let mut prepare = fake.command();
-        run_with(prepare.arg("prepare").env_clear(), b"").ok()
-    };
+    let prepare = || fake.run(&["prepare"]).ok();
     let said = prepare();
     let made: Vec<_> = said
         .lines()
@@ -62,14 +59,10 @@ fn prepare_makes_nodes() {
     assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap12"));
     // The created nodes are those that the driver needs.
     fake.configure(NODES_OF_THE_HOST);
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = Waiting::debian(ALL_GPUS, "");
     container.hook(&fake.config).ok();
     assert_eq!(
-        container
-            .exec("stat -c '%a %U:%G' /dev/nvidia0")
-            .ok()
-            .trim(),
+        container.output("stat -c '%a %U:%G' /dev/nvidia0").trim(),
         "660 root:video"
     );
 
@@ -103,18 +96,14 @@ fn cuda_compat() {
         compat_library(&target.join(format!("libcuda.so.{version}")), note);
         symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
         let container = Waiting::with_all_gpus(dir.path(), &image);
-        let mut plan = fake.command();
-        plan.args(["plan", "-"]).env_clear();
-        let shown = run_with(&mut plan, container.state().as_bytes()).ok();
+        let shown = fake.run_with(&["plan", "-"], &container.state()).ok();
         assert_eq!(
             shown.contains("ONH-231"),
             theirs,
             "{version} {mode} {note}: {shown}"
         );
         container.hook(&fake.config).ok();
-        let found = container
-            .exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1")
-            .ok();
+        let found = container.output("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1");
         // A process that opens both names must not get two libraries.
         let from_image = found.matches("/usr/local/cuda/compat/libcuda.so").count();
         assert_eq!(
@@ -141,8 +130,7 @@ fn cuda_compat() {
     container.hook(&fake.config).ok();
     assert!(
         container
-            .exec("probe-dlopen libcuda.so.1")
-            .ok()
+            .output("probe-dlopen libcuda.so.1")
             .contains(LIBDIR)
     );
 }
@@ -172,17 +160,13 @@ fn links_for_development() {
     ];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     container.hook(&fake.config).ok();
-    let mut generate = fake.command();
-    let spec = run(generate
-        .args(["cdi", "generate", "--output", "-"])
-        .env_clear())
-    .ok();
+    let spec = fake.run(&["cdi", "generate", "--output", "-"]).ok();
     for name in NAMES {
         assert_eq!(
-            container.exec(&format!("readlink {LIBDIR}/{name}.so")).ok(),
+            container.output(&format!("readlink {LIBDIR}/{name}.so")),
             format!("{name}.so.1\n")
         );
-        container.exec(&format!("probe-dlopen {name}.so")).ok();
+        container.output(&format!("probe-dlopen {name}.so"));
         let link = format!("{name}.so.1::{LIBDIR}/{name}.so");
         assert!(
             spec.lines().any(|line| line.contains(&link)),
@@ -200,7 +184,7 @@ fn unknown_libraries_are_for_all() {
         libdir.join("libnvidia-later.so.535.183.01"),
     )
     .unwrap();
-    let shipped = std::fs::read_to_string(&fake.config).unwrap();
+    let shipped = read(&fake.config);
     for (supported, asked, given) in [
         ("", "all", true),
         ("compute,display,graphics,ngx,utility,video", "all", true),
@@ -213,12 +197,8 @@ fn unknown_libraries_are_for_all() {
             format!("supported-driver-capabilities = \"{supported}\"\n")
         };
         std::fs::write(&fake.config, lock + &shipped).unwrap();
-        let spec = format!(
-            r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES=all","NVIDIA_DRIVER_CAPABILITIES={asked}"]}}}}"#
-        );
-        let mut plan = fake.command();
-        plan.args(["plan", "-"]).env_clear();
-        let shown = run_with(&mut plan, spec.as_bytes()).ok();
+        let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={asked}");
+        let shown = fake.plan(&[ALL_GPUS[0], &capabilities]).to_string();
         assert_eq!(
             shown.contains("libnvidia-later"),
             given,
@@ -252,10 +232,8 @@ fn files_of_the_administrator() {
     let ran = container.hook(&fake.config);
     assert_says(&ran.stderr, &["\"/opt/extra/none\"", "ONH-207"]);
     ran.ok();
-    assert_eq!(container.exec("cat /opt/extra/extra.conf").ok(), "extra");
-    container
-        .exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7"))
-        .ok();
+    assert_eq!(container.output("cat /opt/extra/extra.conf"), "extra");
+    container.output(&format!("probe-dlopen {LIBDIR}/libextra.so.7"));
 }
 
 /// Creates a library, with the note of a compatibility library if `drivers` are given.
@@ -283,31 +261,24 @@ pub fn compat_library(path: &Path, drivers: &str) {
 /// The container gets the node of its GPU, its two capability nodes, and no node of another device.
 fn one_mig_device() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=0:1"],
-        MASKABLE_PROC,
-    );
+    let container = Waiting::debian(&["NVIDIA_VISIBLE_DEVICES=0:1"], MASKABLE_PROC);
     container.hook(&fake.config).ok();
     assert_eq!(
         container
-            .exec("cd /dev; echo nvidia[0-9]* nvidia-caps/*")
-            .ok()
+            .output("cd /dev; echo nvidia[0-9]* nvidia-caps/*")
             .trim(),
         "nvidia0 nvidia-caps/nvidia-cap21 nvidia-caps/nvidia-cap22"
     );
-    let listed = container.exec("nvidia-smi -L").ok();
+    let listed = container.output("nvidia-smi -L");
     let lines: Vec<_> = listed.lines().collect();
     assert_eq!(lines.len(), 2, "{listed}");
     assert!(
         lines[1].starts_with("  MIG ") && lines[1].contains("(UUID: MIG-51eed000-0002-"),
         "{listed}"
     );
-    let files = container
-        .exec("cd /proc/driver/nvidia/capabilities; echo gpu0/mig/*/access gpu0/mig/*/*/access mig")
-        .ok();
+    let files = container.output(
+        "cd /proc/driver/nvidia/capabilities; echo gpu0/mig/*/access gpu0/mig/*/*/access mig",
+    );
     assert_eq!(
         files.trim(),
         "gpu0/mig/gi2/access gpu0/mig/gi2/ci0/access mig"
@@ -323,11 +294,10 @@ fn one_mig_device() {
         "MIG-51eed000-0002-4000-8000-0000fa4e0002",
         "mig-gpu-51eed000-0000-4000-8000-0000fa4e0000/2/0",
     ] {
-        let (dir, image) = Image::debian();
         let env = format!("NVIDIA_VISIBLE_DEVICES={name}");
-        let container = Waiting::start(dir.path(), &image.rootfs, &[&env], "");
+        let container = Waiting::debian(&[&env], "");
         container.hook(&fake.config).ok();
-        assert_eq!(container.exec("nvidia-smi -L").ok(), listed, "{name}");
+        assert_eq!(container.output("nvidia-smi -L"), listed, "{name}");
     }
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=0:7"]);
     let stderr = container.hook(&fake.config).failed(1);
@@ -339,24 +309,21 @@ fn one_mig_device() {
 
 fn mig_management_is_for_privileged_containers() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
-    let (dir, image) = Image::debian();
     let env = [
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_MIG_CONFIG_DEVICES=all",
     ];
-    let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
+    let container = Waiting::debian(&env, MASKABLE_PROC);
     let stderr = container.hook(&fake.config).failed(1);
     assert_says(&stderr, &["NVIDIA_MIG_CONFIG_DEVICES=\"all\""]);
     container.set_privileged_env(&env);
     container.hook(&fake.config).ok();
-    let nodes = container.exec("cd /dev/nvidia-caps; echo *").ok();
+    let nodes = container.output("cd /dev/nvidia-caps; echo *");
     assert_eq!(
         nodes.trim(),
         "nvidia-cap1 nvidia-cap12 nvidia-cap13 nvidia-cap21 nvidia-cap22"
     );
-    container
-        .exec("cat /proc/driver/nvidia/capabilities/mig/config")
-        .ok();
+    container.output("cat /proc/driver/nvidia/capabilities/mig/config");
     container.set_privileged_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=0"]);
     assert!(container.hook(&fake.config).failed(1).contains("(ONH-038)"));
 }
@@ -375,7 +342,7 @@ fn limits_and_requirements() {
     assert!(ran.stderr.contains("(ONH-204)"), "{ran:?}");
     ran.ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        container.output("cd /dev; echo nvidia[0-9]*").trim(),
         "nvidia0"
     );
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
@@ -398,10 +365,7 @@ fn suse_nodes_need_the_video_group() {
         container.hook(&fake.config).ok();
     }
     assert_eq!(
-        container
-            .exec("stat -c '%a %U:%G' /dev/nvidia0")
-            .ok()
-            .trim(),
+        container.output("stat -c '%a %U:%G' /dev/nvidia0").trim(),
         "666 root:root"
     );
 }

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, private_dir, run, run_with, scratch};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{HOOK, Need, private_dir, read, run, run_with, scratch};
 
 tests! {
     NEEDS => of_commands, of_the_driver, of_a_container;
@@ -24,11 +24,10 @@ fn of_commands() {
         &[HOOK, "--config", config, "cdi", "generate", "--output", file], "ONH-051";
         &[HOOK, "--config", config, "plan", "-", "--inventory", "/nowhere"], "ONH-052";
     } {
-        let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-        write_spec(&dir, &["NVIDIA_VISIBLE_DEVICES=all"], &json!({}));
+        let spec = json!({"process": {"env": ALL_GPUS}, "root": {"path": "/nowhere"}}).to_string();
         let ran = run_with(
             Command::new(args[0]).args(&args[1..]).env_clear(),
-            state.as_bytes(),
+            spec.as_bytes(),
         );
         let said = format!("{}{}", ran.stdout, ran.stderr);
         assert!(
@@ -42,38 +41,18 @@ fn of_commands() {
     );
 }
 
-fn write_spec(dir: &tempfile::TempDir, env: &[&str], more: &Value) {
-    let mut spec =
-        json!({"ociVersion": "1.0.2", "process": {"env": env}, "root": {"path": "/nowhere"}});
-    let fields = spec.as_object_mut().unwrap();
-    fields.extend(
-        more.as_object()
-            .unwrap()
-            .iter()
-            .map(|(name, value)| (name.clone(), value.clone())),
-    );
-    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+/// Returns the numbers that `plan` prints for a container with this environment.
+fn explained(fake: &FakeDriver, env: &[&str]) -> BTreeSet<String> {
+    numbers(&fake.plan(env))
 }
 
-/// Returns the numbers that `plan` prints for a container with this environment.
-fn explained(fake: &FakeDriver, env: &[&str], more: &Value) -> BTreeSet<String> {
-    let dir = scratch();
-    write_spec(&dir, env, more);
-    let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let mut plan = fake.command();
-    let ran = run_with(
-        plan.args(["plan", "-", "--json"]).env_clear(),
-        state.as_bytes(),
-    );
-    let explanation: Value = serde_json::from_str(&ran.stdout).unwrap();
+fn numbers(explanation: &Value) -> BTreeSet<String> {
     let findings = explanation["findings"].as_array().unwrap();
     findings
         .iter()
         .map(|finding| finding["id"].as_str().unwrap().to_owned())
         .collect()
 }
-
-const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
 
 #[track_caller]
 fn assert_found(found: &BTreeSet<String>, id: &str) {
@@ -84,14 +63,14 @@ fn of_the_driver() {
     let libdir = "usr/lib/x86_64-linux-gnu";
     let fake = FakeDriver::new(&["--gpus", "1"]);
     assert_eq!(
-        explained(&fake, ALL, &json!({})),
+        explained(&fake, ALL_GPUS),
         BTreeSet::new(),
         "nothing is wrong yet"
     );
 
     fs::remove_file(fake.root.join("dev/nvidia-modeset")).unwrap();
     assert_eq!(
-        explained(&fake, ALL, &json!({})),
+        explained(&fake, ALL_GPUS),
         BTreeSet::new(),
         "only graphics needs it"
     );
@@ -99,7 +78,7 @@ fn of_the_driver() {
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_DRIVER_CAPABILITIES=graphics",
     ];
-    assert_found(&explained(&fake, &graphics, &json!({})), "ONH-223");
+    assert_found(&explained(&fake, &graphics), "ONH-223");
 
     // Its cache lists a library that now has another version.
     let (old, new) = (
@@ -114,13 +93,13 @@ fn of_the_driver() {
         fake.root.join(libdir).join("libcuda.so.1"),
     )
     .unwrap();
-    let found = explained(&fake, ALL, &json!({}));
+    let found = explained(&fake, ALL_GPUS);
     assert_found(&found, "ONH-023");
     let utility = [
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_DRIVER_CAPABILITIES=utility",
     ];
-    assert_eq!(explained(&fake, &utility, &json!({})), BTreeSet::new());
+    assert_eq!(explained(&fake, &utility), BTreeSet::new());
 
     let fake = FakeDriver::new(&["--gpus", "1"]);
     fs::copy(
@@ -132,18 +111,18 @@ fn of_the_driver() {
     let soname = fake.root.join(libdir).join("libnvidia-nvvm.so.4");
     fs::remove_file(&soname).unwrap();
     symlink("libnvidia-nvvm.so.550.1", soname).unwrap();
-    assert_found(&explained(&fake, ALL, &json!({})), "ONH-203");
+    assert_found(&explained(&fake, ALL_GPUS), "ONH-203");
 
     let fake = FakeDriver::new(&["--gpus", "1"]);
     fs::remove_file(fake.root.join("etc/ld.so.cache")).unwrap();
     symlink("lib64", fake.root.join("usr/lib64")).unwrap();
-    let found = explained(&fake, ALL, &json!({}));
+    let found = explained(&fake, ALL_GPUS);
     assert_found(&found, "ONH-206");
     assert_found(&found, "ONH-208");
 
     let fake = FakeDriver::new(&["--gpus", "1"]);
     fake.set_nvml(|old| old + "\ninit-crash\n");
-    assert_found(&explained(&fake, ALL, &json!({})), "ONH-017");
+    assert_found(&explained(&fake, ALL_GPUS), "ONH-017");
 
     // Root without permission to change the root directory.
     let fake = FakeDriver::new(&["--gpus", "1"]);
@@ -164,31 +143,26 @@ fn of_the_driver() {
 fn of_a_request() {
     let fake = FakeDriver::new(&["--gpus", "0", "--no-dev"]);
     fake.configure("");
-    let text = fs::read_to_string(&fake.config).unwrap();
+    let text = read(&fake.config);
     let with = |line: &str| fs::write(&fake.config, format!("{line}\n{text}")).unwrap();
     with("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
-    assert_eq!(
-        explained(&fake, ALL, &json!({})),
-        ["ONH-103".to_owned()].into()
-    );
+    assert_eq!(explained(&fake, ALL_GPUS), ["ONH-103".to_owned()].into());
     with("swarm-resource = \"GPU\"");
-    assert_found(&explained(&fake, ALL, &json!({})), "ONH-104");
+    assert_found(&explained(&fake, ALL_GPUS), "ONH-104");
     with("");
     assert_eq!(
-        explained(&fake, &["NVIDIA_VISIBLE_DEVICE=all"], &json!({})),
+        explained(&fake, &["NVIDIA_VISIBLE_DEVICE=all"]),
         ["ONH-317".to_owned()].into()
     );
     assert_eq!(
-        explained(
-            &fake,
-            &["NVIDIA_BUILD_ID=1", "NVIDIA_VISIBLE_DEVICES=void"],
-            &json!({})
-        ),
+        explained(&fake, &["NVIDIA_BUILD_ID=1", "NVIDIA_VISIBLE_DEVICES=void"]),
         BTreeSet::new()
     );
-    let hooks =
-        json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}});
-    assert_eq!(explained(&fake, ALL, &hooks), ["ONH-105".to_owned()].into());
+    let hook = json!({"path": "/usr/bin/nvidia-container-runtime-hook"});
+    let spec = json!({"process": {"env": ALL_GPUS}, "root": {"path": "/nowhere"}, "hooks": {"prestart": [hook]}});
+    let ran = fake.run_with(&["plan", "-", "--json"], &spec.to_string());
+    let explanation = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(numbers(&explanation), ["ONH-105".to_owned()].into());
 }
 
 fn of_a_container() {
@@ -204,19 +178,17 @@ fn of_a_container() {
     fs::write(libcuda.with_file_name("libcuda.so.535.183.01"), "").unwrap();
     std::os::unix::fs::symlink("sh", image.rootfs.join("usr/bin/nvidia-smi")).unwrap();
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver; touch $rootfs/proc/driver/nvidia";
-    let container = Waiting::start(dir.path(), &image.rootfs, ALL, proc);
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, proc);
     let stderr = container.hook(&fake.config).failed(1);
     assert!(stderr.contains("(ONH-045)\nhint: "), "{stderr}");
-    container
-        .exec("rm /proc/driver/nvidia; mkdir /proc/driver/nvidia")
-        .ok();
+    container.output("rm /proc/driver/nvidia; mkdir /proc/driver/nvidia");
     let private = private_dir();
     let log = private.path().join("log");
     let config = dir.path().join("config.toml");
-    let text = fs::read_to_string(&fake.config).unwrap();
+    let text = read(&fake.config);
     fs::write(&config, format!("{text}debug = \"{}\"\n", log.display())).unwrap();
     container.hook(&config).ok();
-    let log = fs::read_to_string(log).unwrap();
+    let log = read(log);
     assert!(log.contains(": note: "), "{log}");
     let lib = "usr/lib/x86_64-linux-gnu";
     let hidden: Vec<_> = log
@@ -240,7 +212,7 @@ fn of_a_container() {
     // A state whose process has ended.
     let gone =
         json!({"id": "gone", "pid": i32::MAX, "bundle": dir.path().join("bundle")}).to_string();
-    let ran = run_with(fake.command().arg("prestart").env_clear(), gone.as_bytes());
+    let ran = fake.run_with(&["prestart"], &gone);
     assert!(ran.stderr.contains("(ONH-040)\nhint: "), "{ran:?}");
     ran.failed(1);
 
@@ -248,9 +220,7 @@ fn of_a_container() {
         ("/proc/x.json", "ONH-050"),
         (dir.path().join("x.json").to_str().unwrap(), "ONH-403"),
     ] {
-        let mut generate = fake.command();
-        generate.args(["cdi", "generate", "--output", output]);
-        let ran = run(&mut generate);
+        let ran = fake.run(&["cdi", "generate", "--output", output]);
         assert!(ran.stderr.contains(&format!("({id})")), "{output}: {ran:?}");
     }
 }

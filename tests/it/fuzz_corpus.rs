@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::support::source;
+use crate::support::{read, source};
 
 #[path = "../fuzz/targets/mod.rs"]
 mod targets;
@@ -83,7 +83,7 @@ fn each_target_is_here() {
     };
     assert_eq!(names("tests/fuzz/fuzz_targets"), NAMES);
     assert_eq!(names("tests/fuzz/corpus"), NAMES);
-    let manifest = std::fs::read_to_string(source("tests/fuzz/Cargo.toml")).unwrap();
+    let manifest = read(source("tests/fuzz/Cargo.toml"));
     for name in NAMES {
         assert!(
             manifest.contains(&format!(

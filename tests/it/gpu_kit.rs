@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::built;
 use crate::driver::FakeDriver;
 use crate::harness::part;
-use crate::support::{Need, Ran, run, scratch, sh, shell, source};
+use crate::support::{Need, Ran, read, run, scratch, sh, shell, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -244,8 +244,7 @@ fn a_driver_in_a_driver_root() {
         2
     );
     assert!(report.markdown.contains(" failed, "), "{}", report.markdown);
-    let events =
-        std::fs::read_to_string(machine.fake.library().with_file_name("nvml.events")).unwrap();
+    let events = read(machine.fake.library().with_file_name("nvml.events"));
     assert_eq!(events, "xid 0 31\nxid 0 31\n", "a program caused each XID");
 }
 
@@ -463,9 +462,7 @@ const FAULTS: &[Fault] = &[
         "libraries of another version",
         |machine| {
             let version = machine.file("proc/driver/nvidia/version");
-            let text = std::fs::read_to_string(&version)
-                .unwrap()
-                .replace("535.183.01", "550.54.15");
+            let text = read(&version).replace("535.183.01", "550.54.15");
             std::fs::write(version, text).unwrap();
         },
         &["info"],
@@ -481,9 +478,7 @@ const FAULTS: &[Fault] = &[
         "nodes with another mode than the module's",
         |machine| {
             let params = machine.file("proc/driver/nvidia/params");
-            let text = std::fs::read_to_string(&params)
-                .unwrap()
-                .replace("DeviceFileMode: 438", "DeviceFileMode: 384");
+            let text = read(&params).replace("DeviceFileMode: 438", "DeviceFileMode: 384");
             std::fs::write(params, text).unwrap();
         },
         &["prepare"],

@@ -3,18 +3,16 @@
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::{Value, json};
 
-use cdi_spec::file;
-use cdi_spec::spec::Spec;
+use cdi_spec::registry;
 
 use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, assert_says, run_with, scratch, shell};
+use crate::support::{assert_says, read, scratch, shell};
 
 tests! {
     NEEDS => specs_of_other_devices, one_class, a_spec_follows_the_host, each_variable_gives_its_devices, a_missing_module_is_named, denied_features_are_refused,
@@ -53,13 +51,12 @@ const LIST: &str = "cd /dev; for name in nvidia-fs* infiniband/* gdrdrv nvidia-n
 fn each_variable_gives_its_devices() {
     let fake = host();
     for (variable, nodes) in FEATURES {
-        let (dir, image) = Image::debian();
         let enabled = format!("{variable}=enabled");
-        let container = Waiting::start(dir.path(), &image.rootfs, &[GPU, &enabled], "");
+        let container = Waiting::debian(&[GPU, &enabled], "");
         let ran = container.hook(&fake.config);
         assert!(!ran.stderr.contains("ONH-"), "{ran:?}");
         ran.ok();
-        let listed = container.exec(LIST).ok();
+        let listed = container.output(LIST);
         assert_eq!(
             listed.split_whitespace().collect::<Vec<_>>().join(" "),
             nodes,
@@ -74,8 +71,7 @@ fn each_variable_gives_its_devices() {
             "{variable}"
         );
     }
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[GPU, "NVIDIA_GDS=1"], "");
+    let container = Waiting::debian(&[GPU, "NVIDIA_GDS=1"], "");
     let ran = container.hook(&fake.config);
     assert_says(
         &ran.stderr,
@@ -86,18 +82,6 @@ fn each_variable_gives_its_devices() {
 }
 
 /// Returns the output of `plan --json` for a container with these variables.
-fn plan(fake: &FakeDriver, env: &[&str]) -> Value {
-    let dir = scratch();
-    let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}});
-    let mut plan = Command::new(HOOK);
-    plan.current_dir(dir.path())
-        .arg("--config")
-        .arg(&fake.config)
-        .args(["plan", "-", "--json"])
-        .env_clear();
-    serde_json::from_str(&run_with(&mut plan, spec.to_string().as_bytes()).stdout).unwrap()
-}
-
 /// The container starts without the devices, as with NVIDIA's stack.
 fn a_missing_module_is_named() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
@@ -107,7 +91,7 @@ fn a_missing_module_is_named() {
             .zip(["nvidia_fs", "ib_uverbs", "gdrdrv", "nvidia-fabricmanager"])
     {
         let enabled = format!("{variable}=enabled");
-        let shown = plan(&fake, &[GPU, &enabled]);
+        let shown = fake.plan(&[GPU, &enabled]);
         assert_eq!(shown["outcome"], "inject", "{shown}");
         let finding = &shown["findings"][0];
         assert_eq!(finding["id"], "ONH-233", "{shown}");
@@ -118,7 +102,7 @@ fn a_missing_module_is_named() {
         let name = variable.trim_start_matches("NVIDIA_").to_lowercase();
         assert_eq!(shown["request"]["features"], json!([name]));
     }
-    let shown = plan(&fake, &[GPU]);
+    let shown = fake.plan(&[GPU]);
     assert!(
         shown["findings"] == json!([]) && shown["request"].get("features").is_none(),
         "{shown}"
@@ -128,20 +112,16 @@ fn a_missing_module_is_named() {
 fn denied_features_are_refused() {
     let fake = host();
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
-    let (dir, image) = Image::debian();
     let env = [GPU, "NVIDIA_GDRCOPY=enabled"];
-    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let container = Waiting::debian(&env, "");
     let stderr = container.hook(&fake.config).failed(1);
     assert_says(&stderr, &["the devices of GDRCopy", "(ONH-032)"]);
     assert_eq!(
         container.exec("ls /dev").stdout.matches("nvidia").count(),
         0
     );
-    assert_eq!(plan(&fake, &env)["outcome"], "error");
-    assert_eq!(
-        plan(&fake, &[GPU, "NVIDIA_GDS=enabled"])["outcome"],
-        "inject"
-    );
+    assert_eq!(fake.plan(&env)["outcome"], "error");
+    assert_eq!(fake.plan(&[GPU, "NVIDIA_GDS=enabled"])["outcome"], "inject");
 }
 
 /// Links lead to files below the driver root, and users of the host cannot choose what containers see.
@@ -151,16 +131,14 @@ fn files_of_another_place() {
     std::fs::create_dir(etc.join("alternatives")).unwrap();
     std::fs::rename(etc.join("cufile.json"), etc.join("alternatives/cufile")).unwrap();
     symlink("/etc/alternatives/cufile", etc.join("cufile.json")).unwrap();
-    let (dir, image) = Image::debian();
     let env = [GPU, "NVIDIA_GDS=enabled"];
-    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let container = Waiting::debian(&env, "");
     container.hook(&fake.config).ok();
-    assert_eq!(container.exec("cat /etc/cufile.json").ok(), "{}\n");
+    assert_eq!(container.output("cat /etc/cufile.json"), "{}\n");
     for change in ["ln -sfn /etc etc/cufile.json", "chown 65534 run/udev"] {
         shell!("cd '{}'; {change}", fake.root.display());
     }
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let container = Waiting::debian(&env, "");
     let ran = container.hook(&fake.config);
     assert_says(
         &ran.stderr,
@@ -172,7 +150,7 @@ fn files_of_another_place() {
         ""
     );
     assert!(
-        container.exec(LIST).ok().contains("nvidia-fs0"),
+        container.output(LIST).contains("nvidia-fs0"),
         "the nodes do not depend on the files"
     );
 }
@@ -248,7 +226,7 @@ fn no_directory_leads_to_a_program() {
         ],
     )
     .ok();
-    let spec = read(&dir.path().join("nvidia-gds.yaml"));
+    let spec = registry::read_spec(&dir.path().join("nvidia-gds.yaml")).unwrap();
     let mounts = spec.devices[0].container_edits.mounts.iter();
     let sources = mounts.map(|mount| PathBuf::from(&mount.host_path));
     assert_eq!(programs_below(sources), Vec::<PathBuf>::new());
@@ -267,7 +245,7 @@ fn a_socket_in_a_given_directory() {
         ],
     )
     .ok();
-    let spec = read(&dir.path().join("nvidia-gds.yaml"));
+    let spec = registry::read_spec(&dir.path().join("nvidia-gds.yaml")).unwrap();
     let entry = &spec.devices[0].container_edits.hooks;
     let entry = entry
         .iter()
@@ -301,7 +279,7 @@ fn edit_config(fake: &FakeDriver, image: &Image, env: &[&str]) -> Value {
         "root": {"path": image.rootfs}, "process": {"env": env}, "mounts": [],
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
-    serde_json::from_str(&fake.edit_config(spec.to_string().as_bytes()).ok()).unwrap()
+    serde_json::from_str(&fake.edit_config(&spec.to_string()).ok()).unwrap()
 }
 
 fn the_edited_config_lists_them() {
@@ -354,22 +332,14 @@ fn the_edited_config_lists_them() {
 fn status_shows_them() {
     let fake = host();
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
-    let status = |json: bool| {
-        let mut status = fake.command();
-        status
-            .arg("status")
-            .args(json.then_some("--json"))
-            .env_clear();
-        run_with(&mut status, b"").stdout
-    };
-    let text = status(false);
+    let text = fake.run(&["status"]).stdout;
     let line = "GPUDirect Storage: 4 device nodes; containers get them with NVIDIA_GDS=enabled or the CDI device nvidia.com/gds=all";
     assert!(text.contains(line), "{text}");
     assert_says(
         &text,
         &["GDRCopy: 1 device node; [devices] in config.toml denies them to containers"],
     );
-    let shown = crate::json_schema::checked("status", &status(true));
+    let shown = crate::json_schema::checked("status", &fake.run(&["status", "--json"]).stdout);
     let devices = shown["extra_devices"].as_array().unwrap();
     let names: Vec<_> = devices
         .iter()
@@ -424,10 +394,6 @@ fn add_channels(fake: &FakeDriver) {
     );
 }
 
-fn read(path: &Path) -> Spec {
-    file::parse(&std::fs::read(path).unwrap()).unwrap()
-}
-
 /// The kinds and names come from NVIDIA's generator.
 fn specs_of_other_devices() {
     let fake = host();
@@ -449,7 +415,7 @@ fn specs_of_other_devices() {
     ] {
         let path = dir.path().join(format!("nvidia-{class}.yaml"));
         assert_says(&said.stderr, &[&format!("nvidia.com/{class}={}", names[0])]);
-        let spec = read(&path);
+        let spec = registry::read_spec(&path).unwrap();
         assert_eq!(spec.kind, format!("nvidia.com/{class}"));
         assert_eq!(
             spec.devices
@@ -498,8 +464,7 @@ fn one_class() {
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     for class in ["gds", "mofed", "gdrcopy", "nvswitch"] {
         let printed = cdi(&fake, &["generate", "--class", class, "--output", "-"]).ok();
-        let of_host =
-            std::fs::read_to_string(dir.path().join(format!("nvidia-{class}.yaml"))).unwrap();
+        let of_host = read(dir.path().join(format!("nvidia-{class}.yaml")));
         assert_eq!(printed, of_host, "{class}");
     }
     let file = dir.path().join("x.json");
@@ -514,7 +479,13 @@ fn one_class() {
         ],
     );
     assert_says(&said.stderr, &["x.json: example.com/gds=all\n"]);
-    assert_eq!(read(&file).devices[0].container_edits.device_nodes.len(), 4);
+    assert_eq!(
+        registry::read_spec(&file).unwrap().devices[0]
+            .container_edits
+            .device_nodes
+            .len(),
+        4
+    );
     fake.configure("[devices]\ndeny = [\"mofed\"]");
     for (arguments, code, text) in rows! {
         &["generate", "--class=imex-channel", "--output=-"][..], 1, "this host has no IMEX channel (ONH-051)";
@@ -564,7 +535,7 @@ fn a_spec_follows_the_host() {
     refresh();
     assert_eq!(files(), "nvidia-gdrcopy.yaml nvidia.yaml");
     let number = |path: &str| {
-        read(&dir.path().join(path)).devices[0]
+        registry::read_spec(&dir.path().join(path)).unwrap().devices[0]
             .container_edits
             .device_nodes[0]
             .major

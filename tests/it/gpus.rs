@@ -7,17 +7,13 @@ use std::process::Command;
 use crate::cdi::{GPU_0, GPU_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{Need, Ran, assert_says, run, run_with, scratch};
+use crate::support::{Need, Ran, assert_says, read, run, scratch};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
 tests! {
     NEEDS => a_missing_node_moves_no_index, an_excluded_gpu_does_not_exist;
     NEEDS_DRIVER => a_lost_gpu_is_reported_once, limits_hold_for_gpus_that_do_not_work, info_json_can_be_replayed;
-}
-
-fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(fake.command().args(arguments).env_clear())
 }
 
 fn spec(asked: &str) -> String {
@@ -28,13 +24,10 @@ fn spec(asked: &str) -> String {
 
 /// Runs `ARGUMENTS` with the config.json of a container that requests these GPUs on stdin.
 fn for_container(fake: &FakeDriver, asked: &str, arguments: &[&str]) -> Ran {
-    run_with(
-        fake.command().args(arguments).env_clear(),
-        spec(asked).as_bytes(),
-    )
+    fake.run_with(arguments, &spec(asked))
 }
 
-fn plan(fake: &FakeDriver, asked: &str) -> Ran {
+pub fn plan(fake: &FakeDriver, asked: &str) -> Ran {
     for_container(fake, asked, &["plan", "-"])
 }
 
@@ -47,7 +40,7 @@ fn information(fake: &FakeDriver, bus: &str) -> std::path::PathBuf {
 }
 
 fn replace(path: &Path, old: &str, new: &str) {
-    let text = fs::read_to_string(path).unwrap();
+    let text = read(path);
     assert!(text.contains(old), "{text}");
     fs::write(path, text.replace(old, new)).unwrap();
 }
@@ -83,18 +76,15 @@ fn a_missing_node_moves_no_index() {
             "{asked}"
         );
     }
-    assert_eq!(
-        container.exec("cd /dev; echo nvidia*").ok().trim(),
-        "nvidia*"
-    );
+    assert_eq!(container.output("cd /dev; echo nvidia*").trim(), "nvidia*");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
     container.hook(&fake.config).ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        container.output("cd /dev; echo nvidia[0-9]*").trim(),
         "nvidia1"
     );
 
-    let info = command(&fake, &["info"]).ok();
+    let info = fake.run(&["info"]).ok();
     let columns = |index: &str| {
         info.lines()
             .find(|line| line.starts_with(&format!("{index}    NVIDIA ")))
@@ -146,7 +136,7 @@ fn a_lost_gpu_is_reported_once() {
     let shown = plan(&fake, "all").ok();
     assert_eq!(shown.matches("ONH-201").count(), 1, "{shown}");
     assert_says(&shown, &["GPU 1: nvmlDeviceGetHandleByIndex"]);
-    let info = command(&fake, &["info"]).ok();
+    let info = fake.run(&["info"]).ok();
     assert_eq!(info.matches("not usable: ").count(), 1, "{info}");
     let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;
     assert_eq!(stderr.matches("ONH-401").count(), 1, "{stderr}");
@@ -180,7 +170,7 @@ fn an_excluded_gpu_does_not_exist() {
     assert_eq!(ran.stderr, "", "nothing is left out");
     ran.ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        container.output("cd /dev; echo nvidia[0-9]*").trim(),
         "nvidia0 nvidia2"
     );
     for asked in [GPU_1, "0000:02:00.0"] {
@@ -191,7 +181,7 @@ fn an_excluded_gpu_does_not_exist() {
         );
         assert!(shown.stdout.contains("ONH-033"), "{shown:?}");
     }
-    let info = command(&fake, &["info"]).ok();
+    let info = fake.run(&["info"]).ok();
     let row = info
         .lines()
         .find(|line| line.contains(" 00000000:02:00.0 "))
@@ -258,7 +248,7 @@ fn info_json_can_be_replayed() {
             .map(|l| l.to_owned() + "\n")
             .collect()
     });
-    let json = command(&fake, &["info", "--json"]).ok();
+    let json = fake.run(&["info", "--json"]).ok();
     let mut report = json_schema::checked("info", &json);
     assert_eq!(report["not_usable"][0]["uuid"], GPU_1, "{report:#}");
     assert_eq!(report["not_usable"][0]["index"], 1);

@@ -7,9 +7,9 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::cdi::GPU_1;
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, Ran, assert_says, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, read, run_with, scratch};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -27,7 +27,7 @@ const LOCKED: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = f
 /// Keys outside of tables come first in config.toml.
 fn configure_first(fake: &FakeDriver, lines: &str) {
     fake.configure("");
-    let text = fs::read_to_string(&fake.config).unwrap();
+    let text = read(&fake.config);
     fs::write(&fake.config, format!("{lines}{text}")).unwrap();
 }
 
@@ -47,30 +47,24 @@ fn with(mut spec: Value, env: &[&str], bounding: &[&str]) -> String {
 }
 
 fn plan(fake: &FakeDriver, spec: &str) -> Ran {
-    let mut command = fake.command();
-    command.args(["plan", "-"]).env_clear();
-    run_with(&mut command, spec.as_bytes())
+    fake.run_with(&["plan", "-"], spec)
 }
 
 fn device_nodes_bring_the_files() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let (_dir, image) = Image::debian();
-    for (locked, env) in [
-        ("", &[][..]),
-        (LOCKED, &[]),
-        (LOCKED, &["NVIDIA_VISIBLE_DEVICES=all"]),
-    ] {
+    for (locked, env) in [("", &[][..]), (LOCKED, &[]), (LOCKED, ALL_GPUS)] {
         configure_first(&fake, locked);
         let dir = scratch();
         let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
         container.set_spec(env, &gpu_1());
         assert_eq!(container.hook(&fake.config).ok(), "", "{locked}{env:?}");
-        let listed = container.exec("nvidia-smi -L").ok();
+        let listed = container.output("nvidia-smi -L");
         assert!(
             listed.lines().count() == 1 && listed.contains(GPU_1),
             "{locked}{env:?}: {listed}"
         );
-        container.exec("probe-dlopen libcuda.so.1").ok();
+        container.output("probe-dlopen libcuda.so.1");
         // The same request with plan and in an edited config.json.
         let spec = with(gpu_1(), env, &[]);
         assert!(
@@ -78,7 +72,7 @@ fn device_nodes_bring_the_files() {
                 .ok()
                 .contains(&format!("(UUID: {GPU_1})\n"))
         );
-        let edited: Value = serde_json::from_str(&fake.edit_config(spec.as_bytes()).ok()).unwrap();
+        let edited: Value = serde_json::from_str(&fake.edit_config(&spec).ok()).unwrap();
         let mounts = edited["mounts"].to_string();
         assert_says(&mounts, &["libcuda.so.535", "nvidia-smi"]);
         let devices = edited["linux"]["devices"].as_array().unwrap();
@@ -132,8 +126,7 @@ fn device_nodes_of_mig_devices() {
 
 fn device_nodes_that_mean_nothing() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::debian(&[], "");
     let before = container.mountinfo();
     for env in ["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES="] {
         container.set_spec(&[env], &gpu_1());
@@ -162,8 +155,7 @@ fn device_nodes_that_mean_nothing() {
 /// The container requests nothing from the hook, and starts as its config.json describes it.
 fn device_nodes_stop_no_container() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::debian(&[], "");
     let before = container.mountinfo();
     let gpu_7 = json!({"linux": {"devices": [node("nvidia7", 195, 7)]}});
     let left_unchanged = |spec: &Value, says: &str| {
@@ -198,11 +190,10 @@ fn device_nodes_stop_no_container() {
 /// start.
 fn a_device_in_the_place_of_a_node() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::debian(&[], "");
     let before = container.mountinfo();
     let config = fake.config.display().to_string();
-    let edit = |spec: &str| fake.edit_config(spec.as_bytes());
+    let edit = |spec: &str| fake.edit_config(spec);
     let explained = |spec: &str| {
         let mut at_prestart = Command::new(HOOK);
         let state = container.state();
@@ -308,7 +299,7 @@ fn a_mount_that_asks_for_all() {
         );
         container.hook(&fake.config).ok();
         assert_eq!(
-            container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+            container.output("cd /dev; echo nvidia[0-9]*").trim(),
             "nvidia0 nvidia1",
             "{destination}"
         );
@@ -317,9 +308,8 @@ fn a_mount_that_asks_for_all() {
 
 fn a_library_alone_sets_nothing_up() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
-    let env = &["NVIDIA_VISIBLE_DEVICES=all"];
+    let container = Waiting::debian(&[], "");
+    let env = ALL_GPUS;
     let library = json!({"source": "/lib/libcuda.so.1", "destination": "/opt/mylibs/libcuda.so.1"});
     container.set_spec(
         env,
@@ -334,7 +324,7 @@ fn a_library_alone_sets_nothing_up() {
     assert_eq!((ran.ok(), container.mountinfo()), (String::new(), before));
     container.set_spec(env, &json!({"mounts": [library]}));
     assert_eq!(container.hook(&fake.config).stderr, "");
-    assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 2);
+    assert_eq!(container.output("nvidia-smi -L").lines().count(), 2);
 }
 
 fn hosts_without_a_gpu() {
@@ -361,7 +351,7 @@ fn hosts_without_a_gpu() {
         shown.starts_with("the hook would do nothing: ") && shown.contains("ONH-112"),
         "{shown}"
     );
-    let ran = fake.edit_config(asks("all").as_bytes());
+    let ran = fake.edit_config(&asks("all"));
     assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
     assert_eq!(ran.ok(), asks("all"), "config.json is unchanged");
     for asked in ["0", GPU_1, "none"] {
@@ -434,9 +424,7 @@ fn privilege_in_another_user_namespace() {
     let own = json!({"linux": {"namespaces": [{"type": "user"}, {"type": "mount"}]}});
     let joined = json!({"linux": {"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]}});
     let asked = |spec: &str| {
-        let mut command = fake.command();
-        command.args(["plan", "-", "--request", "--json"]);
-        let ran = run_with(command.env_clear(), spec.as_bytes());
+        let ran = fake.run_with(&["plan", "-", "--request", "--json"], spec);
         serde_json::from_str::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
     };
     let all = "NVIDIA_VISIBLE_DEVICES=all";
@@ -464,7 +452,7 @@ fn privilege_in_another_user_namespace() {
                 shown["findings"].to_string().contains(finding) && shown["request"].is_null(),
                 "{env:?}: {shown}"
             );
-            let ran = fake.edit_config(spec.as_bytes());
+            let ran = fake.edit_config(&spec);
             assert!(ran.stderr.contains(finding), "{env:?}: {ran:?}");
             if finding == "ONH-103" {
                 assert_eq!(ran.ok(), spec, "{env:?}");

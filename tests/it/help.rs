@@ -7,9 +7,10 @@ use std::process::Command;
 use clap::{Arg, CommandFactory};
 use oci_nvidia_hook::testing::cli::args::Cli;
 
+use crate::cdi::cdi;
 use crate::docs::texts;
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, run, scratch, source};
+use crate::support::{HOOK, Need, read, run, scratch, source};
 
 tests! {
     &[] => each_command_has_a_page, the_man_page_is_complete, words_are_offered;
@@ -121,7 +122,7 @@ fn assert_documents(text: &str, arguments: &[&Arg]) {
 }
 
 fn the_man_page_is_complete() {
-    let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8")).unwrap();
+    let page = read(source("docs/man/oci-nvidia-hook.8"));
     let page = page.replace("\\-", "-");
     let program = program();
     let general: Vec<_> = program.get_arguments().collect();
@@ -218,9 +219,8 @@ fn bash_completes() {
     // bash splits a line at = and :, and already has the part before it.
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let dirs = dir.path().display();
-    let mut generate = fake.command();
-    generate.args(["cdi", "generate", "--output"]);
-    run(generate.arg(dir.path().join("nvidia.yaml"))).ok();
+    let spec = dir.path().join("nvidia.yaml");
+    cdi(fake, &["generate", "--output", spec.to_str().unwrap()]).ok();
     for (line, word) in [
         ("cdi generate --format=y", "yaml"),
         ("cdi check --spec-dir DIR nvidia.com/gpu=a", "all"),

@@ -18,7 +18,7 @@ use crate::builds::rebuilt;
 use crate::cdi::{GPU_1, MIG_1};
 use crate::driver::{FakeDriver, NEEDS};
 use crate::json_schema;
-use crate::support::{HOOK, Ran, run, run_with, scratch, shell};
+use crate::support::{HOOK, Ran, run, run_with, scratch, shell, unshare};
 
 tests! {
     NEEDS => whatever_happens_to_a_host;
@@ -105,17 +105,8 @@ impl Host {
              mount --bind {run_dir} /run/oci-nvidia-hook; mount --bind cdi /run/cdi; exec \"$@\"",
             dir.display()
         );
-        let mut command = Command::new("unshare");
+        let mut command = unshare(&script);
         command
-            .args([
-                "--mount",
-                "--propagation",
-                "private",
-                "sh",
-                "-euc",
-                &script,
-                "sh",
-            ])
             .arg(&self.programs[0])
             .arg("--config")
             .arg(&self.fake.config)

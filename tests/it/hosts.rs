@@ -14,7 +14,7 @@ use nvidia_host::driver::files::DriverFiles;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::locate;
 
-use crate::support::{Need, run, scratch, source};
+use crate::support::{Need, read, run, scratch, source};
 
 tests! {
     &[Need::Program("cc")] => what_is_found_on_each;
@@ -39,7 +39,7 @@ fn what_is_found_on_each() {
         file.extension()
             .is_some_and(|extension| extension == "host")
     }) {
-        let host = Host::parse(&std::fs::read_to_string(file).unwrap());
+        let host = Host::parse(&read(file));
         let scratch = scratch();
         host.build(scratch.path());
         let found = host.found(scratch.path());

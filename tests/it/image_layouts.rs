@@ -52,12 +52,8 @@ fn arch_image(dir: &Path) -> Image {
 
 /// Loads libraries with the cache, and without it like the loaders of Plex and Emby.
 fn assert_finds(container: &Waiting) {
-    container
-        .exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1")
-        .ok();
-    container
-        .exec("/lib64/ld-linux-x86-64.so.2 --inhibit-cache /usr/bin/probe-dlopen libcuda.so.1 libnvidia-ml.so.1")
-        .ok();
+    container.output("probe-dlopen libcuda.so.1 libnvidia-ml.so.1");
+    container.output("/lib64/ld-linux-x86-64.so.2 --inhibit-cache /usr/bin/probe-dlopen libcuda.so.1 libnvidia-ml.so.1");
 }
 
 fn one_library_directory() {
@@ -68,9 +64,9 @@ fn one_library_directory() {
     assert_eq!(ran.stderr, "");
     ran.ok();
     assert_finds(&container);
-    let listed = container.exec("ldconfig -p").ok();
+    let listed = container.output("ldconfig -p");
     assert_says(&listed, &["libcuda.so.1 (libc6) => /usr/lib32/"]);
-    container.exec("ldconfig").ok();
+    container.output("ldconfig");
     assert_finds(&container);
 }
 
@@ -128,7 +124,7 @@ fn a_volume_that_makes_the_directories_one() {
     let ran = container.hook(&fake.config);
     assert!(!ran.stderr.contains("ONH-301"), "{ran:?}");
     ran.ok();
-    container.exec("probe-dlopen libcuda.so.1").ok();
+    container.output("probe-dlopen libcuda.so.1");
 }
 
 /// With CDI, libraries are at the host's paths. Loaders that do not read the cache search only the image's directory.
@@ -171,11 +167,9 @@ fn libraries_of_an_older_driver() {
     assert!(ran.stderr.contains(says), "{ran:?}");
     ran.ok();
     assert_finds(&container);
-    container
-        .exec(
-            "LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu probe-dlopen libcuda.so.1 libnvidia-ml.so.1",
-        )
-        .ok();
+    container.output(
+        "LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu probe-dlopen libcuda.so.1 libnvidia-ml.so.1",
+    );
 }
 
 /// The copy that a start with an older driver left is replaced, and a file that the container has written stays.
@@ -187,8 +181,8 @@ fn copies_of_an_older_driver() {
         std::fs::write(fake.root.join(icd), text).unwrap();
         let container = Waiting::with_all_gpus(dir.path(), &image);
         container.hook(&fake.config).ok();
-        let seen = container.exec(&format!("cat /{icd}")).ok();
-        (seen, image.rootfs.join(icd))
+        let seen = container.output(&format!("cat /{icd}"));
+        (seen, container.rootfs.join(icd))
     };
     assert_eq!(start("older").0, "older");
     let (seen, copy) = start("newer driver");
@@ -215,9 +209,7 @@ fn no_gpu_needs_no_nvml() {
         "{:?}",
         began.elapsed()
     );
-    container
-        .exec("test -x /usr/bin/nvidia-smi && test ! -e /dev/nvidia0")
-        .ok();
+    container.output("test -x /usr/bin/nvidia-smi && test ! -e /dev/nvidia0");
     // A requirement is about the GPUs, which only NVML knows.
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
     container.set_env(&[
@@ -242,7 +234,7 @@ fn stubs_after_ldconfig() {
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
     container.hook(&fake.config).ok();
     for ldconfig in ["true", "ldconfig"] {
-        let listed = container.exec(&format!("{ldconfig}; ldconfig -p")).ok();
+        let listed = container.output(&format!("{ldconfig}; ldconfig -p"));
         let first = listed
             .lines()
             .find(|line| line.contains("libcuda.so.1 ("))
@@ -295,8 +287,7 @@ fn a_partial_linker_cache() {
         .arg(&lib)
         .arg(stub("libnvidia-glcore.so.535.183.01", false)))
     .ok();
-    let mut files = fake.command();
-    let listed = run(files.args(["files", "--libraries"])).ok();
+    let listed = fake.run(&["files", "--libraries"]).ok();
     for name in ["libcuda", "libnvidia-ml", "libnvidia-glcore"] {
         assert_says(&listed, &[&format!("{name}.so.535.183.01")]);
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::docs::texts;
 use crate::driver::{FakeDriver, NEEDS};
 use crate::records::REMOVED_RECORDS;
-use crate::support::{HOOK, Need, run, run_with, scratch, shell, source};
+use crate::support::{HOOK, Need, read, run, scratch, sh_unshared, shell, source};
 
 tests! {
     NEEDS => commands_print_what_it_documents;
@@ -68,9 +68,8 @@ fn commands_print_what_it_documents() {
     for fake in hosts() {
         let output = dir.path().join("nvidia.yaml");
         let hook = |arguments: &str| {
-            let mut hook = fake.command();
-            hook.args(arguments.split(' '));
-            run_with(hook.env_clear(), spec.to_string().as_bytes())
+            let words: Vec<_> = arguments.split(' ').collect();
+            fake.run_with(&words, &spec.to_string())
         };
         hook(&format!("cdi generate --output {}", output.display()));
         for (name, command) in [
@@ -123,7 +122,7 @@ fn a_container_without_a_record() {
              {REMOVED_RECORDS}; exec {HOOK} why {arguments}",
             dir.path().display()
         );
-        run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
+        sh_unshared(&script).ok()
     };
     for (name, outcome) in [("a", "nothing"), ("b", "not-called"), ("c", "left-alone")] {
         let document = checked("why", &why(&format!("{name} --json")));
@@ -169,7 +168,7 @@ fn is_described(schema: &Value, at: &str) {
 }
 
 fn each_key_is_described() {
-    let page = std::fs::read_to_string(source("docs/schemas/README.md")).unwrap();
+    let page = read(source("docs/schemas/README.md"));
     let schemas = texts(&source("docs/schemas"), "json");
     assert!(schemas.len() > 10, "{}", schemas.len());
     for (path, text) in schemas {

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::cdi::{cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, assert_says, private_dir, scratch, shell, snapshot};
+use crate::support::{HOOK, assert_says, private_dir, read, scratch, shell, snapshot};
 
 tests! {
     NEEDS => directories_of_the_host_in_cdi, directories_of_the_host_in_config_json, cuda_compat_stays_first,
@@ -39,10 +39,10 @@ fn files_found(listed: &str) -> Vec<&str> {
 
 #[track_caller]
 fn assert_the_same_after_ldconfig(container: &Waiting) {
-    let before = container.exec(LOOK).ok();
+    let before = container.output(LOOK);
     for ldconfig in RUN {
         assert_eq!(
-            container.exec(&format!("{ldconfig} && {LOOK}")).ok(),
+            container.output(&format!("{ldconfig} && {LOOK}")),
             before,
             "{ldconfig}"
         );
@@ -62,18 +62,16 @@ fn directories_of_the_host_in_cdi() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
-    let listed = container.exec("ldconfig -p").ok();
+    let listed = container.output("ldconfig -p");
     assert_the_same_after_ldconfig(&container);
     assert!(
-        files_found(&container.exec("ldconfig -p").ok()).len() >= files_found(&listed).len() - 1,
+        files_found(&container.output("ldconfig -p")).len() >= files_found(&listed).len() - 1,
         "{listed}"
     );
     // Without the list, the image's ldconfig finds the links in the image's library directory.
-    let listed = container
-        .exec(&format!("rm {LIST}; ldconfig; ldconfig -p"))
-        .ok();
+    let listed = container.output(&format!("rm {LIST}; ldconfig; ldconfig -p"));
     assert!(!listed.contains("=> /usr/lib64/libcuda.so.1"), "{listed}");
-    container.exec("probe-dlopen libcuda.so.1").ok();
+    container.output("probe-dlopen libcuda.so.1");
 }
 
 /// Podman 5 does not have a root file system yet for a container with a user namespace: files are placed at the paths of the
@@ -89,8 +87,7 @@ pub fn edited_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting
     std::fs::create_dir(&empty).unwrap();
     let env = ["NVIDIA_VISIBLE_DEVICES=all"];
     let spec = json!({"ociVersion": "1.0.2", "root": {"path": empty}, "process": {"env": env, "args": ["sh"]}});
-    let edited: Value =
-        serde_json::from_str(&fake.edit_config(spec.to_string().as_bytes()).ok()).unwrap();
+    let edited: Value = serde_json::from_str(&fake.edit_config(&spec.to_string()).ok()).unwrap();
     let mut before = String::new();
     for mount in edited["mounts"].as_array().unwrap() {
         let (from, to) = (
@@ -139,13 +136,12 @@ fn cuda_compat_stays_first() {
         };
         assert!(
             container
-                .exec("probe-dlopen libcuda.so.1")
-                .ok()
+                .output("probe-dlopen libcuda.so.1")
                 .contains("/cuda/compat/"),
             "{layout} {cdi}"
         );
         assert_the_same_after_ldconfig(&container);
-        let list = container.exec(&format!("cat {LIST}")).ok();
+        let list = container.output(&format!("cat {LIST}"));
         let dirs: Vec<_> = list.lines().filter(|line| line.starts_with('/')).collect();
         let ours = ["/usr/local/cuda/compat", "/usr/lib64"];
         assert_eq!(
@@ -163,7 +159,7 @@ fn images_without_configuration() {
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
     assert_the_same_after_ldconfig(&container);
     assert_eq!(
-        container.exec("cat /etc/ld.so.conf").ok(),
+        container.output("cat /etc/ld.so.conf"),
         "include /etc/ld.so.conf.d/*.conf\n"
     );
 
@@ -171,15 +167,15 @@ fn images_without_configuration() {
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "none"]);
     std::fs::remove_file(image.rootfs.join("usr/sbin/ldconfig")).unwrap();
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
-    container.exec(LOOK).ok();
-    container.exec("ls /etc/ld.so.conf* && exit 1; exit 0").ok();
+    container.output(LOOK);
+    container.output("ls /etc/ld.so.conf* && exit 1; exit 0");
 }
 
 /// The line that includes the directory is added once. A link and a volume are not changed, and are reported.
 fn a_configuration_without_drop_ins() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
-    let conf = std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap();
+    let conf = read(image.rootfs.join("etc/ld.so.conf"));
     assert!(!conf.contains("include"), "{conf}");
     // The image does not use this directory, so the hook must not activate its other files.
     std::fs::create_dir(image.rootfs.join("etc/ld.so.conf.d")).unwrap();
@@ -194,11 +190,8 @@ fn a_configuration_without_drop_ins() {
     for _start in 0..2 {
         let container = cdi_container(dir.path(), &fake, &image.rootfs);
         assert_the_same_after_ldconfig(&container);
-        assert_eq!(
-            std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap(),
-            expected
-        );
-        let listed = container.exec("ldconfig -p").ok();
+        assert_eq!(read(image.rootfs.join("etc/ld.so.conf")), expected);
+        let listed = container.output("ldconfig -p");
         assert!(!listed.contains("/unused/"), "{listed}");
     }
     let (dir, image) = with_compat("plain");
@@ -206,8 +199,7 @@ fn a_configuration_without_drop_ins() {
     container.hook(&fake.config).ok();
     assert!(
         container
-            .exec("probe-dlopen libcuda.so.1")
-            .ok()
+            .output("probe-dlopen libcuda.so.1")
             .contains("/cuda/compat/")
     );
     assert_the_same_after_ldconfig(&container);
@@ -240,7 +232,7 @@ fn a_configuration_without_drop_ins() {
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
     // ldconfig finds the links in the image's library directory first, which lead to the same files.
     for ldconfig in RUN {
-        container.exec(&format!("{ldconfig} && {LOOK}")).ok();
+        container.output(&format!("{ldconfig} && {LOOK}"));
     }
     assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
 }
@@ -251,9 +243,9 @@ fn assert_left_alone(dir: &Path, fake: &FakeDriver, image: &Image, setup: &str) 
     let private = private_dir();
     let log = private.path().join("log");
     fake.configure(&format!("debug = \"{}\"", log.display()));
-    let container = Waiting::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], setup);
+    let container = Waiting::start(dir, &image.rootfs, ALL_GPUS, setup);
     container.hook(&fake.config).ok();
-    let text = std::fs::read_to_string(&log).unwrap();
+    let text = read(&log);
     assert_says(
         &text,
         &[
@@ -282,7 +274,7 @@ fn nothing_is_written_without_need() {
         std::fs::create_dir(image.rootfs.join("opt")).unwrap();
         std::fs::write(image.rootfs.join("etc/ld.so.conf.d/more.conf"), extra).unwrap();
         let container = cdi_container(dir.path(), &fake, &image.rootfs);
-        container.exec(&format!("ldconfig && {LOOK}")).ok();
+        container.output(&format!("ldconfig && {LOOK}"));
         container.exec(&format!("test -e {LIST}")).failed(1);
     }
     let fake = FakeDriver::shared();
@@ -322,7 +314,7 @@ fn a_list_that_is_out_of_date_goes() {
     let (dir, image) = Image::debian();
     std::fs::write(image.rootfs.join(&LIST[1..]), "/opt/other\n").unwrap();
     let container = cdi_container(dir.path(), &suse(), &image.rootfs);
-    assert_eq!(container.exec(&format!("cat {LIST}")).ok(), "/opt/other\n");
+    assert_eq!(container.output(&format!("cat {LIST}")), "/opt/other\n");
 }
 
 fn volumes_are_left_alone() {
@@ -387,19 +379,14 @@ fn a_container_that_ran_with_another_driver() {
         dir.path().display()
     );
     let start = || {
-        let container = Waiting::start(
-            dir.path(),
-            &dir.path().join("merged"),
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            &overlay,
-        );
+        let container = Waiting::start(dir.path(), &dir.path().join("merged"), ALL_GPUS, &overlay);
         container.hook(&fake.config).ok();
         container
     };
     let names = "cd /usr/lib/x86_64-linux-gnu; for file in *.so.*; do test -s $file || echo $file; done; \
                  ldconfig -p | grep libnvidia-opencl; true";
     let old = start();
-    old.exec("probe-dlopen libnvidia-opencl.so.1").ok();
+    old.output("probe-dlopen libnvidia-opencl.so.1");
     drop(old);
     // Without the fix: the name that the new driver lacks leads to an empty file.
     fake.rebuild(&["--gpus", "1", "--version", "550.54.14"]);
@@ -414,18 +401,16 @@ fn a_container_that_ran_with_another_driver() {
     drop(naive);
     for _ in 0..2 {
         let new = start();
-        new.exec("nvidia-smi -L; probe-dlopen libcuda.so.1 libnvidia-ml.so.1")
-            .ok();
+        new.output("nvidia-smi -L; probe-dlopen libcuda.so.1 libnvidia-ml.so.1");
         let said = new.exec("probe-dlopen libnvidia-opencl.so.1");
         assert!(
             said.code == Some(1) && !said.stdout.contains("file too short"),
             "{said:?}"
         );
-        assert_eq!(new.exec(names).ok(), "libmine.so.1\nlibmine.so.1.2\n");
-        new.exec(
+        assert_eq!(new.output(names), "libmine.so.1\nlibmine.so.1.2\n");
+        new.output(
             "test -L /usr/lib/x86_64-linux-gnu/libmine.so.1; cat /usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.470.1",
-        )
-        .ok();
+        );
     }
     // A rootfs that may also belong to another container is not changed.
     let (dir, image) = Image::debian();

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{Need, run, source};
+use crate::support::{Need, read, run, source};
 
 tests! {
     &[Need::Cargo] => license_tags_cover_the_crates, bills_of_materials_are_complete, notices_are_complete;
@@ -60,7 +60,7 @@ fn terms(expression: &str) -> BTreeSet<String> {
 }
 
 fn license_tags_cover_the_crates() {
-    let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
+    let spec = read(source("packaging/rpm.spec"));
     for (package, start) in PROGRAMS {
         let (_, part) = spec.split_once(start).unwrap();
         let mut tags = part

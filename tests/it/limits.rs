@@ -1,31 +1,15 @@
 //! `[devices]` in config.toml. If a list were misread, a container could get a GPU, so an invalid entry is never ignored
 //! silently.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{Need, Ran, run_with, scratch};
+use crate::driver::{ALL_GPUS, FakeDriver, MASKABLE_PROC, NEEDS, Waiting};
+use crate::support::{Need, read};
 
 tests! {
     NEEDS => an_entry_of_no_form_is_an_error, each_form_denies, an_entry_that_matches_nothing,
         capabilities_of_a_denied_mig_device, hints_have_no_ids_of_other_gpus;
     &[Need::Root, Need::Program("cc")] => a_gpu_without_a_name;
-}
-
-const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
-
-/// Returns the output of `plan --json` for a container with this environment.
-fn plan(fake: &FakeDriver, env: &str) -> Value {
-    let dir = scratch();
-    let spec = json!({"process": {"env": [env]}, "root": {"path": "/nowhere"}});
-    std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
-    let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let mut plan = fake.command();
-    let ran = run_with(
-        plan.args(["plan", "-", "--json"]).env_clear(),
-        state.as_bytes(),
-    );
-    serde_json::from_str(&ran.stdout).unwrap()
 }
 
 /// Returns the UUIDs of the devices that the container would get.
@@ -38,15 +22,10 @@ fn devices(explanation: &Value) -> Vec<&str> {
         .collect()
 }
 
-fn doctor(fake: &FakeDriver) -> Ran {
-    run_with(fake.command().args(["doctor", "--json"]).env_clear(), b"")
-}
-
 /// Each of these entries once gave the container the GPU that it was meant to deny.
 fn an_entry_of_no_form_is_an_error() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
+    let container = Waiting::debian(ALL_GPUS, "");
     for entry in [
         "",
         "0,1",
@@ -63,7 +42,7 @@ fn an_entry_of_no_form_is_an_error() {
     ] {
         fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
         let stderr = container.hook(&fake.config).failed(1);
-        let config = std::fs::read_to_string(&fake.config).unwrap();
+        let config = read(&fake.config);
         let line = config
             .lines()
             .position(|line| line.starts_with("deny"))
@@ -77,16 +56,15 @@ fn an_entry_of_no_form_is_an_error() {
                 && stderr.contains("(ONH-005)"),
             "{entry:?}: {stderr}"
         );
-        assert_eq!(plan(&fake, ALL)["outcome"], "error", "{entry:?}");
-        let found = doctor(&fake);
+        assert_eq!(fake.plan(ALL_GPUS)["outcome"], "error", "{entry:?}");
+        let found = fake.run(&["doctor", "--json"]);
         assert!(
             found.stdout.contains("devices.deny has an invalid value") && found.code == Some(3),
             "{entry:?}: {found:?}"
         );
         assert!(
             container
-                .exec("ls /dev")
-                .ok()
+                .output("ls /dev")
                 .split_whitespace()
                 .all(|name| !name.starts_with("nvidia")),
             "{entry:?}"
@@ -97,14 +75,14 @@ fn an_entry_of_no_form_is_an_error() {
 fn each_form_denies() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let uuids = |fake: &FakeDriver| {
-        devices(&plan(fake, ALL))
+        devices(&fake.plan(ALL_GPUS))
             .into_iter()
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
     let all = uuids(&fake);
     assert_eq!(all.len(), 3);
-    let inventory = run_with(fake.command().args(["info", "--json"]), b"").ok();
+    let inventory = fake.run(&["info", "--json"]).ok();
     let inventory: Value = serde_json::from_str(&inventory).unwrap();
     let bus_id = inventory["gpus"][1]["bus_id"].as_str().unwrap();
     let (_, short) = bus_id.split_once(':').unwrap();
@@ -125,7 +103,7 @@ fn each_form_denies() {
     for entry in ["*H100*", "nvidia h?00*", "*", "GPU-*"] {
         fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
         assert_eq!(
-            plan(&fake, ALL)["findings"][0]["id"],
+            fake.plan(ALL_GPUS)["findings"][0]["id"],
             "ONH-031",
             "{entry:?}"
         );
@@ -135,8 +113,7 @@ fn each_form_denies() {
 fn an_entry_that_matches_nothing() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fake.configure("[devices]\ndeny = [\"1\", \"7\"]");
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
+    let container = Waiting::debian(ALL_GPUS, "");
     let ran = container.hook(&fake.config);
     let says = "deny in the [devices] table of config.toml contains \"7\", which matches no GPU of this host";
     assert!(
@@ -146,7 +123,7 @@ fn an_entry_that_matches_nothing() {
     );
     assert_eq!(ran.stderr.matches("ONH-107").count(), 1, "{}", ran.stderr);
     ran.ok();
-    let explanation = plan(&fake, ALL);
+    let explanation = fake.plan(ALL_GPUS);
     assert_eq!(
         (
             explanation["findings"][0]["id"].as_str(),
@@ -155,7 +132,8 @@ fn an_entry_that_matches_nothing() {
         (Some("ONH-107"), 1)
     );
     let check = |fake: &FakeDriver| {
-        let outcomes = crate::json_schema::part("doctor", &doctor(fake).stdout, "checks");
+        let outcomes =
+            crate::json_schema::part("doctor", &fake.run(&["doctor", "--json"]).stdout, "checks");
         let limits = outcomes
             .iter()
             .find(|outcome| outcome["check"] == "limits")
@@ -186,7 +164,7 @@ fn a_gpu_without_a_name() {
     });
     let count = |table: &str| {
         fake.configure(&format!("[devices]\n{table}"));
-        devices(&plan(&fake, ALL)).len()
+        devices(&fake.plan(ALL_GPUS)).len()
     };
     assert_eq!(count(""), 2);
     assert_eq!(
@@ -215,27 +193,23 @@ fn capabilities_of_a_denied_mig_device() {
                 format!("{deny:?}")
             }
         ));
-        let (dir, image) = Image::debian();
         let env = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=all"];
-        let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
+        let container = Waiting::debian(&env, MASKABLE_PROC);
         container.set_privileged_env(&env);
         container.hook(&fake.config).ok();
         assert_eq!(
-            container.exec("cd /dev/nvidia-caps; echo *").ok().trim(),
+            container.output("cd /dev/nvidia-caps; echo *").trim(),
             nodes,
             "{deny}"
         );
         assert_eq!(
             container
-                .exec("cd /proc/driver/nvidia/capabilities/gpu0/mig; echo *")
-                .ok()
+                .output("cd /proc/driver/nvidia/capabilities/gpu0/mig; echo *")
                 .trim(),
             files,
             "{deny}"
         );
-        container
-            .exec("cat /proc/driver/nvidia/capabilities/mig/monitor")
-            .ok();
+        container.output("cat /proc/driver/nvidia/capabilities/mig/monitor");
     }
 }
 
@@ -244,7 +218,7 @@ fn hints_have_no_ids_of_other_gpus() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.configure("[devices]\ndeny = [\"1\"]");
     for asked in ["9", "1"] {
-        let explanation = plan(&fake, &format!("NVIDIA_VISIBLE_DEVICES={asked}"));
+        let explanation = fake.plan(&[&format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
         let finding = &explanation["findings"][0];
         let hint = finding["fix"].as_str().unwrap();
         assert!(hint.contains(" 0, 2, all, none"), "{hint}");

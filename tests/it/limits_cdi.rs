@@ -12,7 +12,7 @@ use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk::link;
-use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch};
+use crate::support::{HOOK, Ran, assert_says, read, run, run_with, scratch, unshare};
 
 tests! {
     engine::NEEDS => an_outdated_spec_with_runc = an_outdated_spec(Cgroup::AsMounted),
@@ -203,10 +203,8 @@ fn what_is_asked() {
     let node = json!({"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1});
     container.set_spec_field("linux", json!({"devices": [node]}));
     fake.configure(&limits("deny = [\"1\"]"));
-    let mut plan = fake.command();
-    let plan = plan.args(["plan", "-", "--json"]).env_clear();
-    let shown: Value =
-        serde_json::from_str(&run_with(plan, container.state().as_bytes()).stdout).unwrap();
+    let shown = fake.run_with(&["plan", "-", "--json"], &container.state());
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
     assert_eq!(
         (&shown["outcome"], &shown["findings"][0]["id"]),
         (&json!("error"), &json!("ONH-032")),
@@ -283,7 +281,7 @@ fn doctor_and_check() {
         .ok();
     }
     // The spec of another program has no entry of ours.
-    let theirs = fs::read_to_string(path("mine.json")).unwrap();
+    let theirs = read(path("mine.json"));
     let mut theirs: Value = serde_json::from_str(&theirs).unwrap();
     let edits = theirs["containerEdits"].as_object_mut().unwrap();
     assert!(edits.remove("hooks").is_some());
@@ -294,9 +292,9 @@ fn doctor_and_check() {
             only_spec(&path("nvidia.yaml")),
             dir.path().display()
         );
-        let mut unshare = Command::new("unshare");
+        let mut unshare = unshare(&script);
         unshare
-            .args(["-m", "sh", "-euc", &script, "sh", HOOK, "--config"])
+            .args([HOOK, "--config"])
             .arg(&fake.config)
             .args(arguments);
         run(unshare

@@ -4,8 +4,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, assert_says, nvml_program, run_with, scratch, shell, snapshot};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::support::{
+    HOOK, Need, assert_says, nvml_program, read, run_with, scratch, shell, snapshot,
+};
 
 const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "strace"])];
 
@@ -25,11 +27,10 @@ const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 
 fn the_driver_works_in_the_container() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = Waiting::debian(ALL_GPUS, "");
     assert_eq!(container.hook(&fake.config).ok(), "");
 
-    let listed = container.exec("nvidia-smi -L").ok();
+    let listed = container.output("nvidia-smi -L");
     assert_eq!(listed.lines().count(), 2, "{listed}");
     assert!(
         listed
@@ -39,15 +40,14 @@ fn the_driver_works_in_the_container() {
     );
     assert!(
         container
-            .exec("nvidia-smi")
-            .ok()
+            .output("nvidia-smi")
             .contains("Driver Version: 535.183.01")
     );
     let loaded = container.exec(
         "probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1",
     );
     assert!(loaded.ok().lines().all(|line| line.contains(": ok ")));
-    let cache = container.exec("ldconfig -p").ok();
+    let cache = container.output("ldconfig -p");
     assert_says(
         &cache,
         &[&format!(
@@ -62,8 +62,7 @@ fn the_driver_works_in_the_container() {
     ] {
         assert_eq!(
             container
-                .exec(&format!("readlink {LIBDIR}/{link}"))
-                .ok()
+                .output(&format!("readlink {LIBDIR}/{link}"))
                 .trim(),
             text,
             "{link}"
@@ -75,20 +74,19 @@ fn the_driver_works_in_the_container() {
         "nvidia-cuda-mps-control",
         "nvidia-cuda-mps-server",
     ] {
-        container.exec(&format!("test -x /usr/bin/{program}")).ok();
+        container.output(&format!("test -x /usr/bin/{program}"));
     }
     // Files that only root can read would be useless in most containers.
     assert_eq!(
-        container.exec("stat -c %a /etc/ld.so.cache").ok().trim(),
+        container.output("stat -c %a /etc/ld.so.cache").trim(),
         "644"
     );
 }
 
 fn mounts_are_restricted_and_private() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let before = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let before = read("/proc/thread-self/mountinfo");
+    let container = Waiting::debian(ALL_GPUS, "");
     container.hook(&fake.config).ok();
     for path in [
         format!("{LIBDIR}/libcuda.so.535.183.01"),
@@ -123,7 +121,7 @@ fn mounts_are_restricted_and_private() {
         "{ours:#?}"
     );
     assert_eq!(
-        std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap(),
+        read("/proc/thread-self/mountinfo"),
         before,
         "the host's mounts"
     );
@@ -131,49 +129,41 @@ fn mounts_are_restricted_and_private() {
 
 fn only_what_was_asked_for() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
     let env = [
         "NVIDIA_VISIBLE_DEVICES=1",
         "NVIDIA_DRIVER_CAPABILITIES=utility",
     ];
-    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let container = Waiting::debian(&env, "");
     container.hook(&fake.config).ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia*").ok().trim(),
+        container.output("cd /dev; echo nvidia*").trim(),
         "nvidia1 nvidiactl"
     );
-    container.exec("probe-dlopen libnvidia-ml.so.1").ok();
+    container.output("probe-dlopen libnvidia-ml.so.1");
     container.exec("probe-dlopen libcuda.so.1").failed(1);
-    assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 1);
+    assert_eq!(container.output("nvidia-smi -L").lines().count(), 1);
 
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=none"],
-        "",
-    );
+    let container = Waiting::debian(&["NVIDIA_VISIBLE_DEVICES=none"], "");
     container.hook(&fake.config).ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia*").ok().trim(),
+        container.output("cd /dev; echo nvidia*").trim(),
         "nvidia-uvm nvidia-uvm-tools nvidiactl"
     );
-    container.exec("probe-dlopen libcuda.so.1").ok();
+    container.output("probe-dlopen libcuda.so.1");
 }
 
 /// For a container without GPUs, the hook reads config.json and does nothing else.
 fn no_request_no_trace() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &["PATH=/bin"], "");
-    let (mounts, files) = (container.mountinfo(), snapshot(&image.rootfs));
+    let container = Waiting::debian(&["PATH=/bin"], "");
+    let (mounts, files) = (container.mountinfo(), snapshot(&container.rootfs));
     for env in [
         &["PATH=/bin"][..],
         &["NVIDIA_VISIBLE_DEVICES="],
         &["NVIDIA_VISIBLE_DEVICES=void"],
     ] {
         container.set_env(env);
-        let trace = dir.path().join("trace");
+        let trace = container.dir().join("trace");
         let mut strace = Command::new("strace");
         strace
             .args(["-f", "-o"])
@@ -183,7 +173,7 @@ fn no_request_no_trace() {
             .arg(&fake.config)
             .arg("prestart");
         run_with(&mut strace, container.state().as_bytes()).ok();
-        let trace = std::fs::read_to_string(trace).unwrap();
+        let trace = read(trace);
         for word in [
             "nvidia-ml",
             "/dev/nvidia",
@@ -203,7 +193,7 @@ fn no_request_no_trace() {
         assert!(trace.contains("config.json"));
     }
     assert_eq!(
-        (container.mountinfo(), snapshot(&image.rootfs)),
+        (container.mountinfo(), snapshot(&container.rootfs)),
         (mounts, files)
     );
 }
@@ -215,12 +205,12 @@ fn every_cache_layout() {
         let image = Image::new(dir.path(), &["--layout", "debian", "--cache", layout]);
         let container = Waiting::with_all_gpus(dir.path(), &image);
         container.hook(&fake.config).ok();
-        container.exec("probe-dlopen libcuda.so.1").ok();
+        container.output("probe-dlopen libcuda.so.1");
         assert!(
-            container.exec("ldconfig -p").ok().contains("libcuda.so.1 "),
+            container.output("ldconfig -p").contains("libcuda.so.1 "),
             "{layout}"
         );
-        container.exec("nvidia-smi -L").ok();
+        container.output("nvidia-smi -L");
     }
 }
 
@@ -232,45 +222,35 @@ fn images_that_are_not_debian() {
         let env = ["NVIDIA_VISIBLE_DEVICES=all"];
         let container = Waiting::start(dir.path(), &image.rootfs, &env, script);
         assert_eq!(container.hook(&fake.config).ok(), "", "{script}");
-        let listed = container.exec("ldconfig -p").ok();
+        let listed = container.output("ldconfig -p");
         assert!(listed.contains("=> /usr/lib64/libcuda.so.1"), "{script}");
         // Debian's ld.so does not search /usr/lib64 by default: only the cache can have led to it.
-        let opened = container.exec("probe-dlopen libcuda.so.1").ok();
+        let opened = container.output("probe-dlopen libcuda.so.1");
         assert!(opened.contains("/usr/lib64/libcuda.so"), "{script}");
-        container.exec("nvidia-smi").ok();
+        container.output("nvidia-smi");
     }
 }
 
 fn proc_is_masked() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
     // This kernel has no NVIDIA driver; a tmpfs has the names of procfs.
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret; \
                 echo 'ModifyDeviceFiles: 1' > $rootfs/proc/driver/nvidia/params";
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=1"],
-        proc,
-    );
+    let container = Waiting::debian(&["NVIDIA_VISIBLE_DEVICES=1"], proc);
     container.hook(&fake.config).ok();
     assert!(
         container
-            .exec("cat /proc/driver/nvidia/params")
-            .ok()
+            .output("cat /proc/driver/nvidia/params")
             .contains("ModifyDeviceFiles: 0")
     );
     assert!(
         container
-            .exec("cat /proc/driver/nvidia/version")
-            .ok()
+            .output("cat /proc/driver/nvidia/version")
             .contains("535.183.01")
     );
-    let gpus = container.exec("ls /proc/driver/nvidia/gpus").ok();
+    let gpus = container.output("ls /proc/driver/nvidia/gpus");
     assert_eq!(gpus.lines().count(), 1, "{gpus}");
-    let information = container
-        .exec("cat /proc/driver/nvidia/gpus/*/information")
-        .ok();
+    let information = container.output("cat /proc/driver/nvidia/gpus/*/information");
     assert!(
         information
             .lines()
@@ -297,17 +277,10 @@ fn all_gpus_have_one_mount() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
     let seen = |devices: &str| {
-        let (dir, image) = Image::debian();
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &[&format!("NVIDIA_VISIBLE_DEVICES={devices}")],
-            proc,
-        );
+        let container = Waiting::debian(&[&format!("NVIDIA_VISIBLE_DEVICES={devices}")], proc);
         container.hook(&fake.config).ok();
         let listed = container
-            .exec("ls /proc/driver/nvidia/gpus")
-            .ok()
+            .output("ls /proc/driver/nvidia/gpus")
             .lines()
             .count();
         // Each line has the directory twice: as the source, and as the mount point.
@@ -352,10 +325,8 @@ fn the_image_has_files_of_its_own() {
     .unwrap();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
-    container.exec("nvidia-smi -L").ok();
-    container
-        .exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1")
-        .ok();
+    container.output("nvidia-smi -L");
+    container.output("probe-dlopen libcuda.so.1 libnvidia-ml.so.1");
     // The file is hidden, not lost: another container of the same image still has it.
     assert_eq!(
         std::fs::read(libdir.join("libcuda.so.1")).unwrap(),
@@ -404,9 +375,7 @@ fn descriptions_that_images_write() {
         let container = Waiting::start(&dir.path().join(what), &image.rootfs, &env, "");
         for _ in 0..2 {
             assert_eq!(container.hook(&fake.config).ok(), "", "{what}");
-            let icd = container
-                .exec("cat /etc/OpenCL/vendors/nvidia.icd 2>&1 || true")
-                .ok();
+            let icd = container.output("cat /etc/OpenCL/vendors/nvidia.icd 2>&1 || true");
             assert_eq!(icd, expected, "{what}");
         }
         if what == "none" {
@@ -418,9 +387,7 @@ fn descriptions_that_images_write() {
             std::fs::write(&host, expected).unwrap();
         }
         if what != "a link" {
-            container
-                .exec("echo changed >/etc/OpenCL/vendors/nvidia.icd")
-                .ok();
+            container.output("echo changed >/etc/OpenCL/vendors/nvidia.icd");
             container.hook(&fake.config).ok();
             assert_eq!(std::fs::read(&path).unwrap(), b"changed\n", "{what}");
         }
@@ -468,7 +435,7 @@ fn links_of_the_image_are_not_followed() {
     symlink(canary.join("file"), image.rootfs.join("etc/ld.so.cache")).unwrap();
     let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
-    container.exec("nvidia-smi -L").ok();
+    container.output("nvidia-smi -L");
     assert_eq!(snapshot(&canary), before);
     assert_eq!(std::fs::read(canary.join("file")).unwrap(), b"host");
 }
@@ -490,25 +457,16 @@ fn a_failing_step_leaves_nothing() {
     );
     assert_eq!(snapshot(&image.rootfs), before);
     assert_eq!(container.mountinfo(), mounts);
-    assert_eq!(
-        container.exec("cd /dev; echo nvidia*").ok().trim(),
-        "nvidia*"
-    );
+    assert_eq!(container.output("cd /dev; echo nvidia*").trim(), "nvidia*");
 }
 
 fn a_second_run_changes_nothing() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        MASKABLE_PROC,
-    );
+    let container = Waiting::debian(ALL_GPUS, MASKABLE_PROC);
     container.hook(&fake.config).ok();
-    let once = (container.mountinfo(), snapshot(&image.rootfs));
+    let once = (container.mountinfo(), snapshot(&container.rootfs));
     container.hook(&fake.config).ok();
-    assert_eq!((container.mountinfo(), snapshot(&image.rootfs)), once);
+    assert_eq!((container.mountinfo(), snapshot(&container.rootfs)), once);
 }
 
 fn a_failing_gpu_does_not_stop_the_others() {
@@ -520,7 +478,7 @@ fn a_failing_gpu_does_not_stop_the_others() {
     assert_says(&ran.stderr, &["warning: GPU 1: nvmlDeviceGet"]);
     ran.ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        container.output("cd /dev; echo nvidia[0-9]*").trim(),
         "nvidia0 nvidia2"
     );
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
@@ -540,8 +498,7 @@ fn none_or_sixteen_gpus_and_a_slow_driver() {
     container.hook(&fake.config).ok();
     assert_eq!(
         container
-            .exec("echo /dev/nvidia[0-9]*")
-            .ok()
+            .output("echo /dev/nvidia[0-9]*")
             .split(' ')
             .count(),
         16
@@ -563,28 +520,23 @@ fn driver_libraries_in_lib64() {
     container.hook(&fake.config).ok();
     assert!(
         container
-            .exec("probe-dlopen libcuda.so.1")
-            .ok()
+            .output("probe-dlopen libcuda.so.1")
             .contains(LIBDIR)
     );
-    container.exec("nvidia-smi").ok();
+    container.output("nvidia-smi");
 }
 
 fn linker_caches_that_are_missing_or_stale() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = Waiting::debian(ALL_GPUS, "");
     std::fs::remove_file(fake.root.join("etc/ld.so.cache")).unwrap();
     container.hook(&fake.config).ok();
-    container.exec("nvidia-smi").ok();
-    container
-        .exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-nvvm.so.4")
-        .ok();
+    container.output("nvidia-smi");
+    container.output("probe-dlopen libcuda.so.1 libcuda.so libnvidia-nvvm.so.4");
 
     // One library of the cache is missing; the others work.
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = Waiting::debian(ALL_GPUS, "");
     let opencl = fake
         .root
         .join(&LIBDIR[1..])
@@ -599,7 +551,7 @@ fn linker_caches_that_are_missing_or_stale() {
         ],
     );
     ran.ok();
-    container.exec("probe-dlopen libcuda.so.1").ok();
+    container.output("probe-dlopen libcuda.so.1");
 }
 
 fn optional_things_do_not_stop_a_container() {
@@ -610,7 +562,7 @@ fn optional_things_do_not_stop_a_container() {
     let ran = container.hook(&fake.config);
     assert_says(&ran.stderr, &["nvidia-debugdump", "ONH-303"]);
     ran.ok();
-    container.exec("nvidia-smi").ok();
+    container.output("nvidia-smi");
 }
 
 /// The links of udev, and the device of each.
@@ -624,14 +576,8 @@ fn graphics_gets_the_gpus_dri_nodes() {
         ("graphics,utility", "by-path card2 renderD130"),
         ("compute,utility", "*"),
     ] {
-        let (dir, image) = Image::debian();
         let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}");
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=1", &capabilities],
-            "",
-        );
+        let container = Waiting::debian(&["NVIDIA_VISIBLE_DEVICES=1", &capabilities], "");
         container.hook(&fake.config).ok();
         let profile = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
         let seen = container.exec(&format!("cat {profile}"));
@@ -646,7 +592,7 @@ fn graphics_gets_the_gpus_dri_nodes() {
                 .mountinfo()
                 .matches(&format!(
                     "{}/etc/nvidia/nvidia-appl",
-                    image.rootfs.display()
+                    container.rootfs.display()
                 ))
                 .count(),
             usize::from(nodes != "*"),
@@ -654,14 +600,13 @@ fn graphics_gets_the_gpus_dri_nodes() {
         );
         assert_eq!(
             container
-                .exec("cd /dev/dri 2>/dev/null || { mkdir -p /nothing; cd /nothing; }; echo *")
-                .ok()
+                .output("cd /dev/dri 2>/dev/null || { mkdir -p /nothing; cd /nothing; }; echo *")
                 .trim(),
             nodes,
             "{capabilities}"
         );
         if nodes != "*" {
-            assert_eq!(container.exec(DRI_LINKS).ok(), LINKS_OF_GPU_1);
+            assert_eq!(container.output(DRI_LINKS), LINKS_OF_GPU_1);
         }
     }
 }
@@ -669,9 +614,8 @@ fn graphics_gets_the_gpus_dri_nodes() {
 /// No program is started, and the loader opens no file of the container.
 fn nothing_runs_and_nothing_of_the_container_is_loaded() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
-    let trace = dir.path().join("trace");
+    let container = Waiting::debian(ALL_GPUS, "");
+    let trace = container.dir().join("trace");
     let mut strace = Command::new("strace");
     strace
         .args(["-f", "-y", "-e", "trace=execve,execveat,mmap", "-o"])
@@ -682,14 +626,14 @@ fn nothing_runs_and_nothing_of_the_container_is_loaded() {
         .arg(&fake.config)
         .arg("prestart");
     run_with(&mut strace, container.state().as_bytes()).ok();
-    let trace = std::fs::read_to_string(trace).unwrap();
+    let trace = read(trace);
     let mut started = Vec::new();
     for line in trace.lines().filter(|line| line.contains("exec")) {
         started.push(line.split('"').nth(1).unwrap());
     }
     let nvml = nvml_program();
     assert_eq!(started, [HOOK, nvml.to_str().unwrap()], "{trace}");
-    let rootfs = image.rootfs.to_str().unwrap();
+    let rootfs = container.rootfs.to_str().unwrap();
     assert!(
         !trace
             .lines()

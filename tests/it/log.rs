@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
 use crate::support::{HOOK, Ran, private_dir, run, run_with, scratch};
 use crate::why::isolated;
@@ -176,14 +176,16 @@ fn of_doctor(config: &Path) -> (String, String) {
 
 /// An administrator or an archive may have created it.
 fn the_run_directory_is_closed_to_others() {
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
-    let (run_dir, records) = (dir.path().join("run"), dir.path().join("run/containers"));
+    let container = Waiting::debian(ALL_GPUS, "");
+    let (run_dir, records) = (
+        container.dir().join("run"),
+        container.dir().join("run/containers"),
+    );
     fs::create_dir_all(&records).unwrap();
     for mode in [0o755, 0o750, 0o711] {
         chmod(&run_dir, mode);
         chmod(&records, mode);
-        hook(dir.path(), &container).ok();
+        hook(container.dir(), &container).ok();
         for path in [&run_dir, &records] {
             assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700, "{path:?}");
         }

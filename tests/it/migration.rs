@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::deb;
 use crate::docs::{blocks, removal_commands};
-use crate::support::{Need, source};
+use crate::support::{Need, read, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -38,7 +38,7 @@ toolkit() {
 "#;
 
 fn debian_moves_to_our_package_and_back() {
-    let page = std::fs::read_to_string(source("docs/migration.md")).unwrap();
+    let page = read(source("docs/migration.md"));
     let (_, section) = page.split_once("### Debian and Ubuntu\n").unwrap();
     let commands = blocks(section, "sh")[0];
     let remove = &removal_commands("Debian, Ubuntu")[0];

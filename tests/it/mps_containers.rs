@@ -14,7 +14,7 @@ use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, Podman};
 use crate::podman_shapes::{self, User};
-use crate::support::{Ran, assert_says, scratch, shell, source};
+use crate::support::{Ran, assert_says, read, scratch, shell, source};
 
 tests! {
     NEEDS => by_variable, by_cdi_name, several_gpus, daemons_that_are_not_ready;
@@ -266,7 +266,7 @@ fn by_cdi_name() {
         &["generate", "--output", again.to_str().unwrap()],
     )
     .ok();
-    let texts = [path, again].map(|path| fs::read_to_string(path).unwrap());
+    let texts = [path, again].map(|path| read(path));
     assert_eq!(texts[0], texts[1]);
 }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source,
+    HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, scratch, sh, shell, source,
 };
 
 const HOST: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
@@ -45,7 +45,7 @@ fn cli(root: &Path, arguments: &[&str]) -> Ran {
 }
 
 fn golden(name: &str) -> String {
-    std::fs::read_to_string(source("tests/fixtures/nvidia-cli").join(name)).unwrap()
+    read(source("tests/fixtures/nvidia-cli").join(name))
 }
 
 /// A host with an object of each kind.
@@ -489,11 +489,10 @@ const SEES_GPU_1: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 && test ! -e 
 /// "Supervised": the caller is outside, and names the container's first process.
 fn configure_by_pid() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], crate::driver::MASKABLE_PROC);
+    let container = Waiting::debian(&[], crate::driver::MASKABLE_PROC);
     let (pid, rootfs) = (
         format!("--pid={}", container.pid()),
-        image.rootfs.to_str().unwrap(),
+        container.rootfs.to_str().unwrap(),
     );
     let arguments = [
         "--user=root:video",
@@ -514,18 +513,15 @@ fn configure_by_pid() {
         (ran.stdout.as_str(), ran.stderr.as_str(), ran.code),
         ("", "", Some(0))
     );
-    let seen = container.exec(SEES_GPU_1).ok();
+    let seen = container.output(SEES_GPU_1);
     assert_says(&seen, &["GPU 0: ", "GPU-51eed001"]);
     assert!(
         container
-            .exec("ls /proc/driver/nvidia/gpus")
-            .ok()
+            .output("ls /proc/driver/nvidia/gpus")
             .contains("0000:02:00.0")
     );
     assert!(
-        !std::fs::read_to_string("/proc/thread-self/mountinfo")
-            .unwrap()
-            .contains(rootfs),
+        !read("/proc/thread-self/mountinfo").contains(rootfs),
         "nothing on the host"
     );
 }
@@ -533,9 +529,8 @@ fn configure_by_pid() {
 /// "Standalone": the caller is in the container's mount namespace, and the rootfs is not its root yet.
 fn configure_as_lxc_does() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
-    let cli = link(dir.path(), "nvidia-container-cli");
+    let container = Waiting::debian(&[], "");
+    let cli = link(container.dir(), "nvidia-container-cli");
     let mut enter = Command::new("nsenter");
     enter
         .args(["-m", "-t", &container.pid().to_string()])
@@ -550,8 +545,8 @@ fn configure_as_lxc_does() {
         "--device=1",
         "--compute",
     ]);
-    assert_eq!(run(enter.arg("--utility").arg(&image.rootfs)).ok(), "");
-    let seen = container.exec(SEES_GPU_1).ok();
+    assert_eq!(run(enter.arg("--utility").arg(&container.rootfs)).ok(), "");
+    let seen = container.output(SEES_GPU_1);
     assert!(seen.contains("GPU-51eed001"), "{seen}");
 }
 
@@ -601,7 +596,7 @@ fn configure_obeys() {
             .chain([pid.as_str(), rootfs])
             .collect();
         cli(&fake.root, &arguments).ok();
-        container.exec(script).ok()
+        container.output(script)
     };
     let there = "for path in dev/nvidiactl dev/nvidia0 dev/nvidia-uvm usr/lib64/libcuda.so.1 usr/lib64/libnvidia-ml.so.1 \
                  run/nvidia-persistenced/socket run/nvidia-fabricmanager/socket lib/firmware/nvidia; do \

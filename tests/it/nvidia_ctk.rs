@@ -15,7 +15,9 @@ use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS_COMPAT, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::ldconfig::LIST;
-use crate::support::{HOOK, Need, Ran, assert_says, run, run_with, scratch, sh, shell, snapshot};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, run, run_with, scratch, sh, sh_unshared, shell, snapshot,
+};
 
 const BUILD: &[Need] = &[Need::Program("cc"), Need::Build, Need::StaticLibc];
 const NEEDS_RUNC: &[Need] = &[
@@ -229,11 +231,9 @@ fn cuda_compat() {
             .ok();
     }
     for look in ["true", "ldconfig"] {
-        let found = container
-            .exec(&format!(
-                "{look}; probe-dlopen libcuda.so.1 libnvidia-ml.so.1"
-            ))
-            .ok();
+        let found = container.output(&format!(
+            "{look}; probe-dlopen libcuda.so.1 libnvidia-ml.so.1"
+        ));
         assert!(
             found.contains("libcuda.so.1: ok /usr/local/cuda/compat/libcuda.so.1"),
             "{look}: {found}"
@@ -247,10 +247,7 @@ fn cuda_compat() {
     let old = "enable-cuda-compat --host-driver-version=580.1";
     call(&container, &program, &old.split(' ').collect::<Vec<_>>()).ok();
     assert!(
-        container
-            .exec(&format!("cat {LIST}"))
-            .ok()
-            .contains("compat"),
+        container.output(&format!("cat {LIST}")).contains("compat"),
         "update-ldcache decides"
     );
 }
@@ -265,8 +262,7 @@ const PARAMS: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/dr
 
 fn device_nodes_are_not_modified() {
     let (_bin, program) = ctk();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], PARAMS);
+    let container = Waiting::debian(&[], PARAMS);
     let see = "cd /proc/driver/nvidia; cat params; ls -d gpus/x; echo >>params";
     let mut mounts = String::new();
     for _ in 0..2 {
@@ -284,8 +280,7 @@ fn device_nodes_are_not_modified() {
         mounts = container.mountinfo();
     }
     // A container that does not see the driver there.
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::debian(&[], "");
     call(&container, &program, &["disable-device-node-modification"]).ok();
     // A file of the kernel at that path is not read: a read of this one takes messages from syslog.
     let (dir, image) = (scratch(), scratch());
@@ -348,16 +343,12 @@ fn modes() {
     assert_says(&ran.stderr, &["it is on a volume and belongs to the host"]);
     ran.ok();
     assert_eq!(snapshot(&canary), before);
-    assert_eq!(
-        container.exec("stat -c %a /own /dev/dri").ok(),
-        "751\n751\n"
-    );
+    assert_eq!(container.output("stat -c %a /own /dev/dri"), "751\n751\n");
 }
 
 fn application_profile() {
     let (_bin, program) = ctk();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::debian(&[], "");
     container.set_spec_field(
         "linux",
         json!({"devices": [
@@ -366,9 +357,8 @@ fn application_profile() {
         ]}),
     );
     call(&container, &program, &["update-application-profile"]).ok();
-    let profile = container
-        .exec("cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf")
-        .ok();
+    let profile =
+        container.output("cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf");
     assert_says(&profile, &["\"EGLVisibleDGPUDevices\", 0x8]"]);
 }
 
@@ -421,9 +411,8 @@ fn links_of_the_image_are_not_followed() {
 
 fn state_in_a_file() {
     let (_bin, program) = ctk();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
-    let state = dir.path().join("state.json");
+    let container = Waiting::debian(&[], "");
+    let state = container.dir().join("state.json");
     std::fs::write(&state, container.state()).unwrap();
     let mut enter = Command::new("nsenter");
     enter
@@ -434,7 +423,7 @@ fn state_in_a_file() {
         .args(["create-symlinks", "--link", "x::/y", "--container-spec"])
         .arg(&state);
     run_with(enter.env("PATH", "/usr/bin:/bin"), b"").ok();
-    assert_eq!(container.exec("readlink /y").ok(), "x\n");
+    assert_eq!(container.output("readlink /y"), "x\n");
     // Outside of the container, it would change the host's mounts.
     let mut outside = Command::new(&program);
     let ran = run_with(
@@ -548,7 +537,7 @@ fn the_commands_of_guides() {
             "code=0; said=$({line} 2>&1) || code=$?; printf '%s\\0%s\\0' $code \"$said\"\n"
         );
     }
-    let said = run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
+    let said = sh_unshared(&script).ok();
     let parts: Vec<_> = said.split('\0').collect();
     assert_eq!(parts.len(), 2 * GUIDE.len() + 1, "{said}");
     for ((line, code, text), said) in GUIDE.iter().zip(parts.chunks(2)) {

@@ -4,24 +4,20 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{Need, assert_says, run, scratch, source};
+use crate::support::{Need, assert_says, read, run, scratch, source};
 
 tests! {
     &[] => the_folder_is_current;
     &[Need::Program("rpmspec")] => the_spec_builds_what_make_rpm_builds;
 }
 
-fn read(name: &str) -> String {
-    std::fs::read_to_string(source("packaging/obs").join(name)).unwrap()
-}
-
 fn the_folder_is_current() {
     let made = scratch();
     run(Command::new(source("packaging/obs/update")).arg(made.path())).ok();
     for name in ["oci-nvidia-hook.spec", "_service"] {
-        let current = std::fs::read_to_string(made.path().join(name)).unwrap();
+        let current = read(made.path().join(name));
         assert!(
-            read(name) == current,
+            read(source("packaging/obs").join(name)) == current,
             "packaging/obs/{name} is out of date; hint: run packaging/obs/update"
         );
     }

@@ -11,7 +11,7 @@ use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::edit_config::video;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, assert_says, fingerprint, run, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, fingerprint, read, run, scratch};
 
 const NEEDS_CRUN: &[Need] = &[
     Need::Root,
@@ -97,7 +97,7 @@ fn one_tmpfs_for_all_nodes() {
         .arg(&trace)
         .arg(HOOK);
     container.call(&mut strace, &fake.config).ok();
-    let calls = std::fs::read_to_string(trace).unwrap();
+    let calls = read(trace);
     let count = |call: &str| calls.lines().filter(|line| line.contains(call)).count();
     assert!(count("S_IFCHR") > 3, "{calls}");
     assert_eq!(count(" mount("), 1, "{calls}");
@@ -202,12 +202,10 @@ fn a_user_opens_them() {
         for node in NODES.split(' ') {
             let options = container.mount_options(node);
             assert!(options.starts_with("ro,nosuid,noexec"), "{node}: {options}");
-            let seen = container
-                .exec(&format!("stat -c '%F %a %u:%g' {node}"))
-                .ok();
+            let seen = container.output(&format!("stat -c '%F %a %u:%g' {node}"));
             assert_eq!(seen, "character special file 666 0:0\n", "{node}");
         }
-        let defaced = container.exec(&format!("probe-deface {NODES}")).ok();
+        let defaced = container.output(&format!("probe-deface {NODES}"));
         assert_eq!(defaced.matches("chmod EROFS").count(), 8, "{defaced}");
         // Only the nodes remain of the file system on which they were created, and a second run finds them.
         let dev = format!("{}/dev", image.rootfs.display());
@@ -238,8 +236,7 @@ fn nodes_that_the_runtime_created() {
     let listed = json!({"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 0o660, "uid": 0, "gid": group});
     for config in ["", NODES_OF_THE_HOST] {
         fake.configure(config);
-        let (dir, image) = Image::debian();
-        let container = Waiting::start(dir.path(), &image.rootfs, ENV, &before);
+        let container = Waiting::debian(ENV, &before);
         let user = json!({"uid": 1000, "gid": 1000});
         container.set_spec(
             ENV,
@@ -285,7 +282,7 @@ fn the_hosts_nodes_if_configured() {
             "{user}"
         );
         assert_eq!(
-            container.exec("stat -c '%a %G' /dev/nvidia1").ok(),
+            container.output("stat -c '%a %G' /dev/nvidia1"),
             "660 video\n",
             "{user}"
         );
@@ -337,15 +334,13 @@ fn where_none_can_be_created() {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert_eq!(ran.stderr.matches("ONH-219").count(), 1, "{ran:?}");
         assert_says(&ran.stderr, &[&format!("--group-add {}", video())]);
-        let mut plan = fake.command();
-        plan.args(["plan", "-"]).env_clear();
-        let explained = run_with(&mut plan, container.state().as_bytes()).ok();
+        let explained = fake.run_with(&["plan", "-"], &container.state()).ok();
         // Whether it may create nodes is examined at the start only.
         let is_created = explained.contains("\ndevice nodes that the hook creates: ");
         assert_eq!(is_created, config.is_empty(), "{explained}");
         assert_eq!(explained.contains("ONH-219"), !is_created, "{explained}");
         assert_eq!(
-            container.exec("stat -c '%a %G' /dev/nvidia1").ok(),
+            container.output("stat -c '%a %G' /dev/nvidia1"),
             "660 video\n"
         );
         let why = run(Command::new(HOOK).args(["why", "waiting"]).env_clear()).ok();
@@ -361,9 +356,8 @@ fn the_hosts_dev_is_left_alone() {
     let fake = suse();
     let host = fake.root.join("dev");
     let before = fingerprint(&host, "");
-    let (dir, image) = Image::debian();
     let volume = format!("mount --bind '{}' $rootfs/dev", host.display());
-    let container = Waiting::start(dir.path(), &image.rootfs, ENV, &volume);
+    let container = Waiting::debian(ENV, &volume);
     // Without "graphics", which adds links in /dev/dri.
     let process = json!({"args": ["sh"], "env": [ENV[0]], "user": {"uid": 1000, "gid": 1000}});
     container.set_spec(ENV, &json!({"process": process}));

@@ -86,9 +86,7 @@ fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
     let container = make(dir.path(), &fake, &image.rootfs);
     let install = |number: u32| match manager {
         Manager::Dpkg => {
-            let said = container
-                .exec(&format!("dpkg -i /libmine{number}.deb"))
-                .ok();
+            let said = container.output(&format!("dpkg -i /libmine{number}.deb"));
             assert!(said.contains("Processing triggers for libc-bin"), "{said}");
         }
         // The host's rpm, which enters the container's root for the scriptlet.
@@ -105,14 +103,14 @@ fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
             ran.ok();
         }
     };
-    let before = container.exec(LOOK).ok();
+    let before = container.output(LOOK);
     install(1);
-    container.exec("ldconfig -p | grep libmine.so.1").ok();
-    assert_eq!(container.exec(LOOK).ok(), before, "{manager:?}");
+    container.output("ldconfig -p | grep libmine.so.1");
+    assert_eq!(container.output(LOOK), before, "{manager:?}");
     // The list in ld.so.conf.d keeps the driver's own directory in the cache. Without it, the links in the image's directory do.
-    container.exec(&format!("rm {LIST}")).ok();
+    container.output(&format!("rm {LIST}"));
     install(2);
-    container.exec("probe-dlopen libcuda.so.1").ok();
-    let listed = container.exec("ldconfig -p").ok();
+    container.output("probe-dlopen libcuda.so.1");
+    let listed = container.output("ldconfig -p");
     assert!(!listed.contains("=> /usr/lib64/libcuda.so.1"), "{listed}");
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, run, scratch, source};
+use crate::support::{HOOK, Need, read, run, scratch, source};
 
 // systemd-analyze creates /run/systemd if it does not exist.
 tests! {
@@ -34,7 +34,7 @@ fn systemd_takes_the_units() {
             .is_some_and(|extension| extension != "preset")
     }) {
         // systemd checks that the program exists.
-        let text = std::fs::read_to_string(unit.path()).unwrap();
+        let text = read(unit.path());
         let text = text
             .replace("/usr/bin/oci-nvidia-hook", HOOK)
             .replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK)
@@ -103,8 +103,7 @@ fn the_output_of_a_failed_build_is_printed() {
 /// Runs the command line of the service, with the options of an administrator's file: systemd passes them to the shell unchanged.
 fn the_service_refreshes() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let unit =
-        std::fs::read_to_string(source("packaging/systemd/oci-nvidia-hook-cdi.service")).unwrap();
+    let unit = read(source("packaging/systemd/oci-nvidia-hook-cdi.service"));
     let line = unit
         .lines()
         .find_map(|line| line.strip_prefix("ExecStart=/bin/sh -c '"))
@@ -124,11 +123,7 @@ fn the_service_refreshes() {
         run(&mut service)
     };
     assert_eq!(start().ok(), "");
-    assert!(
-        !std::fs::read_to_string(&path)
-            .unwrap()
-            .contains("name: \"0\"")
-    );
+    assert!(!read(&path).contains("name: \"0\""));
     // It is tried three times before it is an error.
     std::fs::remove_file(&path).unwrap();
     fake.set_nvml(|old| old + "\ninit-error 9\n");
@@ -153,12 +148,12 @@ fn one_oldest_rust() {
             assert!(is_older, "{} wants {wanted}", package["name"]);
         }
     }
-    let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
+    let spec = read(source("packaging/rpm.spec"));
     assert!(spec.contains(&format!("cargo >= {oldest}\n")));
 }
 
 fn udev_rules_start_a_unit_that_is_there() {
-    let rules = std::fs::read_to_string(source("packaging/udev/90-oci-nvidia-hook.rules")).unwrap();
+    let rules = read(source("packaging/udev/90-oci-nvidia-hook.rules"));
     let lines: Vec<_> = rules
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -206,7 +201,7 @@ fn udev_starts_only_an_enabled_unit() {
             .arg(format!("--root={}", dir.path().display()))
             .args(arguments))
     };
-    let rules = std::fs::read_to_string(source("packaging/udev/90-oci-nvidia-hook.rules")).unwrap();
+    let rules = read(source("packaging/udev/90-oci-nvidia-hook.rules"));
     let starts = || {
         let answers = rules
             .lines()

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::edit_config::spec;
-use crate::support::{HOOK, Ran, run, scratch, shell};
+use crate::support::{HOOK, Ran, read, run, scratch, shell};
 
 tests! {
     NEEDS => each_part_alone;
@@ -49,7 +49,7 @@ fn modes(fake: &FakeDriver) -> Vec<Given> {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &ALL, "");
     let hook = container.hook(&fake.config);
-    let edited = fake.edit_config(spec(&image.rootfs, &ALL).as_bytes());
+    let edited = fake.edit_config(&spec(&image.rootfs, &ALL));
     let file = dir.path().join("nvidia.yaml");
     let generated = run(fake
         .command()
@@ -127,12 +127,10 @@ fn compute_alone(fake: &FakeDriver) {
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let stderr = container.hook(&fake.config).failed(1);
     assert!(stderr.contains("(ONH-023)"), "{stderr}");
-    let config = fs::read_to_string(&fake.config).unwrap();
+    let config = read(&fake.config);
     let limits = "supported-driver-capabilities = \"compute,utility\"\n";
     fs::write(&fake.config, format!("{limits}{config}")).unwrap();
-    let printed = run(fake
-        .command()
-        .args(["cdi", "generate", "--format", "json", "--output", "-"]));
+    let printed = fake.run(&["cdi", "generate", "--format", "json", "--output", "-"]);
     let spec: Value = serde_json::from_str(&printed.ok()).unwrap();
     assert_eq!(spec["devices"].as_array().unwrap().len(), 3, "{spec}");
 }

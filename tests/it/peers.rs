@@ -4,16 +4,14 @@
 use std::fs;
 use std::path::Path;
 
-use crate::driver::FakeDriver;
+use crate::driver::{ALL_GPUS, FakeDriver};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_V2, Podman};
-use crate::support::{HOOK, Ran, assert_says, source};
+use crate::support::{HOOK, Ran, assert_says, read, source};
 
 tests! {
     NEEDS => the_host, the_request, config, what_stops_them_and_not_us;
     NEEDS_V2 => nothing_attached_on_cgroup_v2;
 }
-
-const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
 
 struct Case {
     podman: Podman,
@@ -53,7 +51,7 @@ impl Case {
 /// Returns the table of docs/compatibility.md with the messages of NVIDIA's stack.
 #[track_caller]
 fn assert_beside_theirs(id: &str) {
-    let text = fs::read_to_string(source("docs/compatibility.md")).unwrap();
+    let text = read(source("docs/compatibility.md"));
     let table = text.split("\n## Comparison of messages\n").nth(1).unwrap();
     assert!(
         table
@@ -69,11 +67,11 @@ fn the_host() {
     let library = root.join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.183.01");
     let whole = fs::read(&library).unwrap();
     fs::write(&library, "x").unwrap();
-    case.stops(ALL, "ONH-015", "file too short");
+    case.stops(ALL_GPUS, "ONH-015", "file too short");
     fs::write(&library, whole).unwrap();
 
     fs::remove_file(root.join("dev/nvidia2")).unwrap();
-    case.stops(ALL, "ONH-021", "the device node \"/dev/nvidia2\"");
+    case.stops(ALL_GPUS, "ONH-021", "the device node \"/dev/nvidia2\"");
     case.stops(
         &["NVIDIA_VISIBLE_DEVICES=2"],
         "ONH-021",
@@ -92,7 +90,7 @@ fn the_host() {
         )
         .unwrap();
     }
-    case.stops(ALL, "ONH-011", "nvidia");
+    case.stops(ALL_GPUS, "ONH-011", "nvidia");
 }
 
 fn the_request() {
@@ -107,21 +105,21 @@ fn the_request() {
         "NVIDIA_DRIVER_CAPABILITIES=computer", "ONH-036", "set to \"all\" or some of compat32,compute,";
         "NVIDIA_MIG_CONFIG_DEVICES=all", "ONH-037", "NVIDIA_MIG_CONFIG_DEVICES=\"all\"";
     } {
-        case.stops(&[ALL[0], variable], id, says);
+        case.stops(&[ALL_GPUS[0], variable], id, says);
     }
 }
 
 fn config() {
     let case = Case::new();
     case.fake.configure("a b = 1");
-    case.stops(ALL, "ONH-005", "config.toml\" line 3: ");
+    case.stops(ALL_GPUS, "ONH-005", "config.toml\" line 3: ");
     case.run(&[], &["true"]).ok();
 
     // A warning: the container starts, and runc does not show the output of a hook that succeeds.
     case.fake.configure("no-cgroup = true");
     let script = format!(
         "\"$@\" run --name c --network=none --log-driver=none -e {} {IMAGE} true; {HOOK} why c; \"$@\" rm c >/dev/null",
-        ALL[0]
+        ALL_GPUS[0]
     );
     let shown = case.podman.shell(Cgroup::AsMounted, &script).ok();
     assert_says(&shown, &["ONH-101 warning: ", "no-cgroups"]);
@@ -133,19 +131,19 @@ fn what_stops_them_and_not_us() {
     case.fake
         .configure("[nvidia-container-runtime]\nmode = \"cdi\"");
     assert!(
-        case.run(ALL, &["nvidia-smi", "-L"])
+        case.run(ALL_GPUS, &["nvidia-smi", "-L"])
             .ok()
             .contains("GPU 2: ")
     );
     case.fake.configure("ldconfig = \"@/nowhere/ldconfig\"");
-    case.run(ALL, &["nvidia-smi", "-L"]).ok();
+    case.run(ALL_GPUS, &["nvidia-smi", "-L"]).ok();
     case.fake.configure("");
     fs::write(case.fake.root.join("etc/ld.so.cache"), "").unwrap();
-    case.run(ALL, &["nvidia-smi", "-L"]).ok();
+    case.run(ALL_GPUS, &["nvidia-smi", "-L"]).ok();
     // The container's /proc comes from this kernel, which may lack an NVIDIA driver; this does not stop the hook.
     if !Path::new("/proc/driver/nvidia").exists() {
         case.run(
-            ALL,
+            ALL_GPUS,
             &[
                 "sh",
                 "-euc",
@@ -159,7 +157,7 @@ fn what_stops_them_and_not_us() {
 fn nothing_attached_on_cgroup_v2() {
     let case = Case::new();
     // A privileged container's cgroup has no device program.
-    let arguments = ["--privileged", "-e", ALL[0], IMAGE, "nvidia-smi", "-L"];
+    let arguments = ["--privileged", "-e", ALL_GPUS[0], IMAGE, "nvidia-smi", "-L"];
     assert!(
         case.podman
             .run(Cgroup::V2, &arguments)

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::docs::texts;
-use crate::support::{Need, run, source};
+use crate::support::{Need, read, run, source};
 
 tests! {
     &[] => pictures_show_their_sources, the_dashboard_has_the_shipped_queries;
@@ -44,7 +44,7 @@ fn pictures_show_their_sources() {
     }
     assert!(labels.len() > 30, "{}", labels.len());
     for (path, text) in labels {
-        let svg = std::fs::read_to_string(path.with_extension("svg")).unwrap();
+        let svg = read(path.with_extension("svg"));
         let svg = text_of_svg(&svg);
         for line in text.lines() {
             let line: String = line.split_whitespace().collect();
@@ -55,9 +55,8 @@ fn pictures_show_their_sources() {
 
 /// The recorded data has the panels, units and queries of dashboard.json.
 fn the_dashboard_has_the_shipped_queries() {
-    let read = |path| std::fs::read_to_string(source(path)).unwrap();
     let dashboard: Value =
-        serde_json::from_str(&read("deploy/kubernetes/monitoring/dashboard.json")).unwrap();
+        serde_json::from_str(&read(source("deploy/kubernetes/monitoring/dashboard.json"))).unwrap();
     let mut expected = Vec::new();
     for panel in dashboard["panels"].as_array().unwrap() {
         expected.push(format!("panel {}", panel["title"].as_str().unwrap()));
@@ -67,7 +66,7 @@ fn the_dashboard_has_the_shipped_queries() {
             expected.push(format!("query {}", target["expr"].as_str().unwrap()));
         }
     }
-    let recorded = read("docs/pictures/dashboard.series");
+    let recorded = read(source("docs/pictures/dashboard.series"));
     let is_data = |line: &&str| !line.starts_with("series ") && !line.starts_with("step ");
     let found: Vec<_> = recorded.lines().filter(is_data).collect();
     assert_eq!(found, expected, "run docs/pictures/record-dashboard");
@@ -75,7 +74,7 @@ fn the_dashboard_has_the_shipped_queries() {
 
 fn the_dashboard_is_rendered_from_its_data() {
     let rendered = run(&mut Command::new(source("docs/pictures/render-dashboard"))).ok();
-    let committed = std::fs::read_to_string(source("docs/pictures/dashboard.svg")).unwrap();
+    let committed = read(source("docs/pictures/dashboard.svg"));
     assert!(
         rendered == committed,
         "run docs/pictures/render-dashboard >docs/pictures/dashboard.svg"

@@ -9,7 +9,9 @@ use serde_json::json;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::golden;
 use crate::hostile::{NEEDS_FUSE, blocking};
-use crate::support::{HOOK, Need, Ran, assert_says, run, run_with, scratch, shell};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, read, run, run_with, scratch, sh_unshared, shell,
+};
 use crate::why::isolated;
 
 tests! {
@@ -254,7 +256,7 @@ fn with_a_hook_file(dir: &Path, fake: &FakeDriver) {
     let node = fake.root.join("dev/gdrdrv");
     shell!("mknod '{}' c 506 0", node.display());
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
-    let text = fs::read_to_string(&fake.config).unwrap();
+    let text = read(&fake.config);
     let text = format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{text}");
     fs::write(&fake.config, text).unwrap();
     let spec = |env: &str| json!({"process": {"env": [env]}, "root": {"path": "rootfs"}});
@@ -294,7 +296,7 @@ fn the_configuration_of_hook_files() {
              exec {HOOK} {command}",
             dir.path().display()
         );
-        let ran = run(Command::new("unshare").args(["-m", "sh", "-euc", &script]));
+        let ran = sh_unshared(&script);
         ran.stdout + &ran.stderr
     };
     for (command, says) in [

@@ -2,7 +2,7 @@
 
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
-use crate::support::{assert_says, private_dir};
+use crate::support::{assert_says, private_dir, read};
 
 // The first four also run on old kernels (main.rs).
 tests! {
@@ -318,7 +318,7 @@ fn what_happened_is_in_the_log() {
             &["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "true"],
         )
         .failed(126);
-    let text = std::fs::read_to_string(log).unwrap();
+    let text = read(log);
     for says in [
         ": note: ",
         "driver 535.183.01",
@@ -357,8 +357,7 @@ fn errors_reach_the_user() {
 }
 
 fn the_shipped_hook_file_is_the_one_tested() {
-    let shipped =
-        std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
+    let shipped = read(crate::support::source("hooks.d/oci-nvidia-hook.json"));
     let json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
     assert_eq!(json["when"], serde_json::json!({"always": true}));
     assert_eq!(

@@ -10,7 +10,7 @@ use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, run, scratch, sh, shell, source,
+    HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, scratch, sh, shell, source,
 };
 
 pub const NEEDS_USER: &[Need] = &[
@@ -276,7 +276,7 @@ impl User {
 
     /// Installs a hook file of the packages as the only one.
     fn install_hook(&self, shipped: &str) {
-        let text = std::fs::read_to_string(source(shipped)).unwrap();
+        let text = read(source(shipped));
         let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let stage = json["stages"][0].as_str().unwrap().to_owned();
         // The user may run the programs in this directory; on an old kernel, the wrapper is run.
@@ -375,7 +375,7 @@ fn rootless() {
         assert_works(ran, &[&shape]);
     }
     // The user can mount the nodes without the hook, so that the user's namespace counts like the host's.
-    let config = std::fs::read_to_string(user.path("config.toml")).unwrap();
+    let config = read(user.path("config.toml"));
     let locked =
         format!("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n{config}");
     std::fs::write(user.path("config.toml"), locked).unwrap();

@@ -5,8 +5,10 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, assert_says, nvml_program, run_with, scratch, shell};
+use crate::driver::{ALL_GPUS, FakeDriver, MASKABLE_PROC, NEEDS, Waiting};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, nvml_program, run_with, scratch, shell, unshare,
+};
 
 tests! {
     NEEDS => what_a_request_needs_is_made, what_is_made_is_explained, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
@@ -59,9 +61,8 @@ impl Host {
              mount --bind '{dir}/proc/devices' /proc/devices; exec \"$@\"",
             dir = self.kept.path().display()
         );
-        let mut program = Command::new("unshare");
+        let mut program = unshare(&script);
         program
-            .args(["-m", "sh", "-euc", &script, "sh"])
             .args(words)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         program
@@ -69,13 +70,12 @@ impl Host {
 
     /// Runs the hook for a new container, and returns the output of this shell script in it.
     fn container(&self, env: &[&str], script: &str) -> (Ran, String) {
-        let (dir, image) = Image::debian();
-        let container = Waiting::start(dir.path(), &image.rootfs, env, MASKABLE_PROC);
+        let container = Waiting::debian(env, MASKABLE_PROC);
         let mut hook = self.program();
         hook.arg("--config").arg(&self.fake.config).arg("prestart");
         let ran = run_with(&mut hook, container.state().as_bytes());
         let text = if ran.code == Some(0) {
-            container.exec(script).ok()
+            container.output(script)
         } else {
             String::new()
         };
@@ -208,7 +208,7 @@ fn what_a_request_needs_is_made() {
         );
     }
     host.fake.configure("");
-    host.container(&["NVIDIA_VISIBLE_DEVICES=all"], "").0.ok();
+    host.container(ALL_GPUS, "").0.ok();
     a_mig_device_without_its_node(&host);
     assert_eq!(mode(&host.dev("nvidia-caps")), "755 root:root 0:0");
     for (minor, expected) in [(1, "400"), (2, "444"), (12, "444"), (22, "444")] {

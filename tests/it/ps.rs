@@ -11,7 +11,7 @@ use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::golden::{self, SCRIPT};
 use crate::json_schema;
 use crate::records::REMOVED_RECORDS;
-use crate::support::{HOOK, Need, assert_says, run, scratch, sh};
+use crate::support::{HOOK, Need, assert_says, run, scratch, sh, sh_unshared};
 
 tests! {
     engine::NEEDS => containers_of_podman, gpus_from_cdi;
@@ -29,17 +29,16 @@ pub const GOLDEN: &[Need] = &[
 /// A node with more containers than records.
 fn removed_records() {
     let fake = FakeDriver::shared();
-    let hook = |arguments: &[&str]| run(fake.command().args(arguments));
-    let before = hook(&["ps"]).ok();
+    let before = fake.run(&["ps"]).ok();
     assert!(!before.contains("removed"), "{before}");
-    let document = json_schema::checked("ps", &hook(&["ps", "--json"]).ok());
+    let document = json_schema::checked("ps", &fake.run(&["ps", "--json"]).ok());
     assert_eq!(document.get("removed_records"), None);
     sh(REMOVED_RECORDS).ok();
     let line = "3 records of running containers were removed since the last boot, because there were too many";
-    assert_says(&hook(&["ps"]).ok(), &[line]);
-    let document = json_schema::checked("ps", &hook(&["ps", "--json"]).ok());
+    assert_says(&fake.run(&["ps"]).ok(), &[line]);
+    let document = json_schema::checked("ps", &fake.run(&["ps", "--json"]).ok());
     assert_eq!(document["removed_records"], 3);
-    let unknown = hook(&["why", "nobody"]);
+    let unknown = fake.run(&["why", "nobody"]);
     assert_says(&unknown.stderr, &["unknown container or pod", line]);
 }
 
@@ -225,7 +224,7 @@ pub fn remove_cgroups(dir: &Path) {
         "mount -t cgroup2 none /mnt; rmdir /mnt/{cgroup}/* /mnt/{cgroup} 2>/dev/null || true",
         cgroup = cgroup(dir)
     );
-    run(Command::new("unshare").args(["-m", "sh", "-euc", &script]));
+    sh_unshared(&script);
 }
 
 /// A record as the hook writes it.

@@ -13,7 +13,7 @@ use crate::built;
 use crate::docs::{command_lines, is_test};
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
-use crate::support::{Need, Ran, run, sh, shell, source};
+use crate::support::{Need, Ran, read, run, sh, shell, source};
 use crate::zypper::CUDA_IMAGE;
 
 const HOSTS: &[Need] = &[
@@ -112,7 +112,7 @@ fn is_of_tree(command: &str) -> bool {
 
 /// (heading, commands) of a page, in its order.
 fn sections(page: &str) -> Vec<(String, Vec<String>)> {
-    let text = std::fs::read_to_string(source(page)).unwrap();
+    let text = read(source(page));
     let mut sections: Vec<(String, String)> = Vec::new();
     let mut in_block = false;
     for line in text.lines() {
@@ -444,7 +444,7 @@ fn commands_of_a_host() {
 /// Each task of the index in docs has a command that answers it, which runs here, or a page; `files_and_links_are_there` checks pages.
 fn everyday_tasks() {
     let page = "docs/README.md";
-    let text = std::fs::read_to_string(source(page)).unwrap();
+    let text = read(source(page));
     let (_, table) = text
         .split_once("| task | command or page |\n|---|---|\n")
         .unwrap();

@@ -12,7 +12,7 @@ use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, Podman};
-use crate::support::{HOOK, Need, Ran, run, scratch, source};
+use crate::support::{HOOK, Need, Ran, read, run, scratch, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -102,7 +102,7 @@ fn images(dir: &Path) -> Vec<Image> {
             .arg(suite)
             .arg(&rootfs))
         .ok();
-        let release = std::fs::read_to_string(rootfs.join("etc/os-release")).unwrap();
+        let release = read(rootfs.join("etc/os-release"));
         let name = release
             .lines()
             .find_map(|line| line.strip_prefix("PRETTY_NAME="))

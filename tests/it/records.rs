@@ -11,7 +11,9 @@ use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, run_with, scratch,
+};
 use crate::why::{isolated, why};
 
 /// A script that makes the hook believe that it has removed three records of running containers.
@@ -68,14 +70,13 @@ fn sizes(dir: &Path) -> Vec<u64> {
 
 /// Each list of a request can be as long as config.json. Without the limit, the record contained it in full, four times as long.
 fn a_request_of_megabytes() {
-    let (dir, image) = Image::debian();
     let names = |prefix: &str| {
         (0..400_000)
             .map(|n| format!("{prefix}{n:05}"))
             .collect::<Vec<_>>()
             .join(",")
     };
-    let waiting = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let waiting = Waiting::debian(&[], "");
     let mut many = vec![format!("NVIDIA_VISIBLE_DEVICES=0{}", ",0".repeat(500_000))];
     many.extend(
         (0..30).map(|number| format!("NVIDIA_REQUIRE_N{number}={}", "cuda>=1.0 ".repeat(90))),
@@ -88,12 +89,12 @@ fn a_request_of_megabytes() {
         &many, "ok";
     } {
         waiting.set_env(env);
-        waiting.call(&mut isolated(dir.path()), &FakeDriver::shared().config);
-        let sizes = sizes(dir.path());
+        waiting.call(&mut isolated(waiting.dir()), &FakeDriver::shared().config);
+        let sizes = sizes(waiting.dir());
         assert!(sizes.len() == 1 && sizes[0] <= MOST, "{outcome}: {sizes:?}");
         let record = json_schema::part(
             "why",
-            &why(dir.path(), &["--json", "waiting"]).ok(),
+            &why(waiting.dir(), &["--json", "waiting"]).ok(),
             "records",
         )
         .remove(0);
@@ -178,17 +179,18 @@ fn an_error_precedes_the_warnings() {
 /// The hook edits config.json for nvidia-container-runtime, and its hook entry in config.json does the rest: both have one record.
 fn an_edited_config_and_its_hook_entry() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::debian(&[], "");
     // The id is that of Podman's own mounts.
     let id = "5c".repeat(32);
-    let bundle = dir.path().join(format!("vfs-containers/{id}/userdata"));
+    let bundle = container
+        .dir()
+        .join(format!("vfs-containers/{id}/userdata"));
     fs::create_dir_all(&bundle).unwrap();
     let spec = json!({
-        "process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": image.rootfs},
+        "process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": container.rootfs},
         "mounts": [{"destination": "/dev/shm", "type": "bind", "source": bundle.join("shm")}],
     });
-    let edited = fake.edit_config(spec.to_string().as_bytes()).ok();
+    let edited = fake.edit_config(&spec.to_string()).ok();
     let edited: Value = serde_json::from_str(&edited).unwrap();
     let entry = &edited["hooks"]["createRuntime"];
     container.set_hooks("createRuntime", entry);
@@ -222,7 +224,7 @@ fn a_record_of_a_removed_stage() {
     for stage in ["precreate", "createContainer", "later"] {
         call(dir.path(), fake, "c1", ["lab", "old"], "9").failed(1);
         let file = dir.path().join("run/containers/c1.json");
-        let text = fs::read_to_string(&file).unwrap();
+        let text = read(&file);
         let old = text.replace("\"prestart\"", &format!("{stage:?}"));
         assert_ne!(old, text);
         fs::write(&file, old).unwrap();
@@ -285,7 +287,7 @@ fn failures_of_one_namespace_push_out_no_other() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     call(dir.path(), &fake, "victim", ["lab", "fine"], "8").failed(1);
     let records = dir.path().join("run/containers");
-    let text = fs::read_to_string(records.join("victim.json")).unwrap();
+    let text = read(records.join("victim.json"));
     let mut record: Value = serde_json::from_str(&text).unwrap();
     // A running container: its bundle exists.
     record["outcome"] = "ok".into();
@@ -394,8 +396,7 @@ fn names_that_the_author_of_a_pod_invents() {
         both(invented, containerd(["lab", "db"])),
     );
     let pod = |id: &str| {
-        let text =
-            fs::read_to_string(dir.path().join(format!("run/containers/{id}.json"))).unwrap();
+        let text = read(dir.path().join(format!("run/containers/{id}.json")));
         let record: Value = serde_json::from_str(&text).unwrap();
         ["namespace", "name"].map(|key| {
             record["container"]["pod"][key]
@@ -598,7 +599,7 @@ fn a_user_is_sent_to_root() {
 /// The author of a pod cannot make it privileged, and should not.
 fn a_pod_is_sent_to_the_scheduler() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let text = fs::read_to_string(&fake.config).unwrap();
+    let text = read(&fake.config);
     let locked = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
     fs::write(&fake.config, format!("{locked}{text}")).unwrap();
     for (pod, says) in [

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{FakeDriver, NEEDS, Waiting};
 use crate::edit_config::spec;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch, source};
+use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch, source, unshare};
 
 tests! {
     NEEDS => precreate, create_container, the_error_names_the_hook_file;
@@ -50,8 +50,7 @@ fn precreate() {
 
 fn create_container() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::debian(&[], "");
     let config = fake.config.display().to_string();
     let hook = || {
         let words = ["--config", &config, "createContainer"].map(str::to_owned);
@@ -80,11 +79,8 @@ fn the_error_names_the_hook_file() {
             "mount -t tmpfs x /etc/containers; mkdir -p /etc/containers/oci/hooks.d /usr/share/containers; \
              mount -t tmpfs x /usr/share/containers; {script}; exec '{HOOK}' --config \"$1\" precreate <\"$2\""
         );
-        let mut unshare = Command::new("unshare");
-        unshare
-            .args(["-m", "sh", "-euc", &script, "sh"])
-            .arg(&fake.config)
-            .arg(&file);
+        let mut unshare = unshare(&script);
+        unshare.arg(&fake.config).arg(&file);
         run(unshare.env("shipped", shipped)).failed(1)
     };
     let replacement =

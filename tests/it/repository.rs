@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Need, run, scratch, shell, source};
+use crate::support::{Need, read, run, scratch, shell, source};
 use crate::{built, deb, rpm, zypper};
 
 const ZYPPER: &[Need] = &[
@@ -296,7 +296,7 @@ fn a_release_has_everything() {
         let packages = names.iter().filter(|name| name.ends_with(kind)).count();
         assert!(packages >= 3, "{packages} packages {kind}: {names:?}");
     }
-    let notes = std::fs::read_to_string(dir.join("NOTES.md")).unwrap();
+    let notes = read(dir.join("NOTES.md"));
     assert!(
         !notes.contains("## ") && !notes.trim().is_empty(),
         "{notes}"

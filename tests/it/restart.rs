@@ -4,7 +4,7 @@ use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{Ran, shell};
+use crate::support::{Ran, read, shell};
 
 tests! {
     engine::NEEDS => the_end_of_a_container, podman_start_after_a_driver_update, podman_start_after_a_driver_update_with_cdi;
@@ -15,7 +15,7 @@ tests! {
 fn the_end_of_a_container() {
     let podman = Podman::with_image();
     let hook_file = podman.hooks.join("oci-nvidia-hook.json");
-    let shipped = std::fs::read_to_string(&hook_file).unwrap();
+    let shipped = read(&hook_file);
     let both = shipped.replace("[\"prestart\"]", "[\"prestart\",\"poststop\"]");
     assert_ne!(both, shipped);
     std::fs::write(&hook_file, &both).unwrap();

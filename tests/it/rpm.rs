@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::driver::Image;
-use crate::support::{Need, Ran, assert_says, run, scratch, shell, source};
+use crate::support::{Need, Ran, assert_says, read, run, scratch, shell, source, unshare};
 use crate::{built, docs, old_packages};
 
 // As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
@@ -64,7 +64,7 @@ impl Packages {
     fn build_later(top: &Path) -> Vec<PathBuf> {
         let tree = build_dir(top);
         let append = |path: &Path, from: &str, to: &str| {
-            let old = std::fs::read_to_string(path).unwrap();
+            let old = read(path);
             assert!(old.contains(from));
             std::fs::write(path, old.replace(from, to)).unwrap();
         };
@@ -135,7 +135,7 @@ pub fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
 
 /// The last entry of the changelog describes this version.
 fn the_spec_has_the_version_of_the_program() {
-    let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
+    let spec = read(source("packaging/rpm.spec"));
     let mut tags = spec
         .lines()
         .filter_map(|line| line.strip_prefix("Version:"));
@@ -265,8 +265,7 @@ impl System {
     }
 
     fn read(&self, path: &str) -> String {
-        let path = self.root().join(path);
-        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        read(self.root().join(path))
     }
 
     /// Returns everything that is not a directory, except for rpm's database, the log of systemctl, and /dev, which is not
@@ -434,11 +433,8 @@ fn scripts_take_a_read_only_system() {
                          for dir in etc var; do mount --bind \"$1/$dir\" \"$1/$dir\"; mount -o remount,rw,bind \"$1/$dir\"; done; \
                          ! touch \"$1/usr/x\" 2>/dev/null; touch \"$1/var/x\"; exec chroot \"$1\" /bin/sh -e -c \"$2\" sh \"$3\"";
             for time in times {
-                let mut unshare = Command::new("unshare");
-                unshare
-                    .args(["-m", "sh", "-euc", enter, "sh"])
-                    .arg(&root)
-                    .args([&script, time]);
+                let mut unshare = unshare(enter);
+                unshare.arg(&root).args([&script, time]);
                 let ran = run(&mut unshare);
                 assert!(
                     ran.code == Some(0) && ran.stderr.is_empty() && ran.stdout.is_empty(),

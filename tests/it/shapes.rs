@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{assert_says, scratch, shell, snapshot};
 
 tests! {
@@ -12,14 +12,11 @@ tests! {
 }
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
-const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
 const READ_ONLY: &str = "mount -o remount,bind,ro \"$rootfs\"";
 
 fn assert_works(container: &Waiting) {
-    assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 2);
-    container
-        .exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-nvvm.so.4")
-        .ok();
+    assert_eq!(container.output("nvidia-smi -L").lines().count(), 2);
+    container.output("probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-nvvm.so.4");
 }
 
 fn read_only_rootfs() {
@@ -28,17 +25,16 @@ fn read_only_rootfs() {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", layout]);
         let before = snapshot(&image.rootfs);
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, READ_ONLY);
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, READ_ONLY);
         assert_eq!(container.hook(&fake.config).ok(), "");
         assert_works(&container);
         assert!(
             container
-                .exec("ldconfig -p")
-                .ok()
+                .output("ldconfig -p")
                 .contains("libcuda.so.1 (libc6,x86-64) => ")
         );
         assert_eq!(
-            container.exec("stat -c %a /etc/ld.so.cache").ok().trim(),
+            container.output("stat -c %a /etc/ld.so.cache").trim(),
             "644"
         );
         assert_eq!(snapshot(&image.rootfs), before, "nothing is created in it");
@@ -71,7 +67,7 @@ fn read_only_rootfs_with_mounts_in_the_way() {
     let (dir, image) = Image::debian();
     std::fs::create_dir(image.rootfs.join(&LIBDIR[1..]).join("volume")).unwrap();
     let before = format!("{READ_ONLY}; mount -t tmpfs volume \"$rootfs{LIBDIR}/volume\"");
-    let container = Waiting::start(dir.path(), &image.rootfs, ALL, &before);
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, &before);
     let mounts = container.mountinfo();
     let stderr = container.hook(&fake.config).failed(1);
     assert!(stderr.contains("(ONH-043)\nhint: "), "{stderr}");
@@ -82,10 +78,10 @@ fn read_only_rootfs_with_mounts_in_the_way() {
 fn read_only_rootfs_made_for_the_driver() {
     let fake = FakeDriver::shared();
     let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
-    container.hook(&fake.config).ok();
-    drop(container);
-    let container = Waiting::start(dir.path(), &image.rootfs, ALL, READ_ONLY);
+    Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "")
+        .hook(&fake.config)
+        .ok();
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, READ_ONLY);
     container.hook(&fake.config).ok();
     assert_works(&container);
     assert!(
@@ -134,11 +130,11 @@ fn driver_files_of_the_image() {
                 _ => symlink("/usr/bin", &path).unwrap(),
             }
         }
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
         container.hook(&fake.config).ok();
         assert_works(&container);
         assert!(
-            container.exec("cat /etc/passwd").ok().starts_with("root:"),
+            container.output("cat /etc/passwd").starts_with("root:"),
             "{kind}"
         );
     }
@@ -146,7 +142,7 @@ fn driver_files_of_the_image() {
         let (dir, image) = Image::debian();
         std::fs::create_dir(image.rootfs.join(&LIBDIR[1..]).join(name)).unwrap();
         let before = snapshot(&image.rootfs);
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
         let ran = container.hook(&fake.config);
         if matches!(name, "libcuda.so.470.1") {
             ran.ok();
@@ -176,7 +172,7 @@ fn links_in_the_image() {
         let (dir, image) = Image::debian();
         shell!("cd '{}'; {script}", image.rootfs.display());
         let before = snapshot(&image.rootfs);
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
         let ran = container.hook(&fake.config);
         if says.is_empty() {
             ran.ok();
@@ -195,7 +191,7 @@ fn links_in_the_image() {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "lib64"]);
         shell!("cd '{}'; {script}", image.rootfs.display());
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
         let ran = container.hook(&fake.config);
         assert_eq!(ran.code, Some(i32::from(!works)), "{script}: {ran:?}");
     }
@@ -205,7 +201,7 @@ fn no_etc() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     std::fs::remove_dir_all(image.rootfs.join("etc")).unwrap();
-    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
     container.hook(&fake.config).ok();
     assert!(
         !image.rootfs.join("etc").try_exists().unwrap(),
@@ -234,7 +230,7 @@ fn a_linker_cache_that_is_none() {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian", "--cache", "none"]);
         shell!("cd '{}'; {make}", image.rootfs.display());
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
         let ran = container.hook(&fake.config);
         assert_eq!(ran.stderr.contains("ONH-302"), says, "{make}: {ran:?}");
         ran.ok();
@@ -259,7 +255,7 @@ fn no_glibc() {
         shell!(
             "cd '{rootfs}'; rm -f lib64/ld-linux-* usr/lib64/ld-linux-* etc/ld.so.cache; {script}"
         );
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
         let ran = container.hook(&fake.config);
         assert!(
             ran.stderr.contains("ONH-306") && ran.stderr.contains(says),
@@ -273,13 +269,7 @@ fn no_glibc() {
 
 fn noexec_dev() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        ALL,
-        "mount -o remount,noexec,nodev \"$rootfs/dev\"",
-    );
+    let container = Waiting::debian(ALL_GPUS, "mount -o remount,noexec,nodev \"$rootfs/dev\"");
     container.hook(&fake.config).ok();
     assert_works(&container);
     assert_eq!(
@@ -300,7 +290,7 @@ fn volumes_with_shared_propagation() {
              mount --bind '{0}/volume' \"$rootfs{LIBDIR}\"; mount --make-{propagation} \"$rootfs{LIBDIR}\"",
             dir.path().display()
         );
-        let container = Waiting::start(dir.path(), &image.rootfs, ALL, &before);
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, &before);
         let mounts = container.mountinfo();
         let ran = container.hook(&fake.config);
         let volume = dir.path().join("volume").display().to_string();
@@ -323,24 +313,23 @@ fn volumes_with_shared_propagation() {
 
 fn set_up_by_another_program() {
     let fake = FakeDriver::shared();
-    let (dir, image) = Image::debian();
-    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
-    let (files, mounts) = (snapshot(&image.rootfs), container.mountinfo());
+    let container = Waiting::debian(ALL_GPUS, "");
+    let (files, mounts) = (snapshot(&container.rootfs), container.mountinfo());
     for more in [
         serde_json::json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}}),
         serde_json::json!({"hooks": {"createContainer": [{"path": "/usr/bin/nvidia-cdi-hook", "args": ["x", "update-ldcache"]}]}}),
     ] {
-        container.set_spec(ALL, &more);
+        container.set_spec(ALL_GPUS, &more);
         let ran = container.hook(&fake.config);
         assert!(ran.stderr.is_empty(), "a note is for the log: {ran:?}");
         ran.ok();
         assert_eq!(
-            (snapshot(&image.rootfs), container.mountinfo()),
+            (snapshot(&container.rootfs), container.mountinfo()),
             (files.clone(), mounts.clone()),
             "{more}"
         );
     }
-    container.set_env(ALL);
+    container.set_env(ALL_GPUS);
     container.hook(&fake.config).ok();
     assert_works(&container);
 }

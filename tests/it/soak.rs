@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::driver::{FakeDriver, Image};
 use crate::harness::part;
-use crate::support::{HOOK, Need, host_wide_name, sh, shell};
+use crate::support::{HOOK, Need, host_wide_name, read, sh, shell};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -29,10 +29,7 @@ struct Left {
 fn left(id: &str) -> Left {
     let text = |script: &str| sh(script).stdout.trim().to_owned();
     Left {
-        mounts: std::fs::read_to_string("/proc/thread-self/mountinfo")
-            .unwrap()
-            .lines()
-            .count(),
+        mounts: read("/proc/thread-self/mountinfo").lines().count(),
         // In brackets, so that the pattern does not match the shell that runs this command.
         processes: text(&format!("pgrep -f '[{}]{}' || true", &id[..1], &id[1..])),
         cgroups: text(&format!(
@@ -54,7 +51,7 @@ impl MemoryCgroup {
 
     /// KiB
     fn tmpfs(&self) -> u64 {
-        let text = std::fs::read_to_string(self.0.join("memory.stat")).unwrap();
+        let text = read(self.0.join("memory.stat"));
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix("total_shmem "))

@@ -14,7 +14,7 @@ use std::process::Command;
 use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::scene::CriContainer;
-use crate::support::{Need, run, run_with, scratch, source};
+use crate::support::{Need, read, run, run_with, scratch, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -80,7 +80,7 @@ fn run_by<'a>(functions: &'a Functions, args: &[&str], state: &str) -> BTreeSet<
         .args(args);
     run_with(&mut valgrind, state.as_bytes()).ok();
     let mut ran = BTreeSet::new();
-    for line in fs::read_to_string(out).unwrap().lines() {
+    for line in read(out).lines() {
         // fn=(ID) NAME, or cfn= for a function that another one calls; a recursive call has a suffix.
         let Some(("fn" | "cfn", named)) = line.split_once("=(") else {
             continue;
@@ -105,7 +105,7 @@ fn starts(functions: &Functions) -> [BTreeSet<&str>; 2] {
     };
     let (first, second, plain) = (start("first"), start("second"), start("plain"));
     let config = plain.bundle.join("config.json");
-    let text = fs::read_to_string(&config).unwrap();
+    let text = read(&config);
     fs::write(config, text.replace("NVIDIA_VISIBLE_DEVICES=all", "A=b")).unwrap();
     let args = ["--config", fake.config.to_str().unwrap(), "prestart"];
     // The first start asks NVML.

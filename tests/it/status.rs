@@ -13,7 +13,8 @@ use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
 use crate::support::{
-    HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, shell, source,
+    HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, sh_unshared, shell,
+    source, unshare,
 };
 use crate::views::without_color;
 
@@ -203,9 +204,9 @@ fn outcome(
     engine: &str,
 ) -> (bool, serde_json::Value) {
     let script = format!("{}\n{status}", script(dir, case));
-    let mut unshare = Command::new("unshare");
+    let mut unshare = unshare(&script);
     unshare
-        .args(["-m", "sh", "-euc", &script, "sh", "sh", "-euc", podman])
+        .args(["sh", "-euc", podman])
         .env_remove("CONTAINERS_CONF");
     let ran = run(&mut unshare);
     let (trace, json) = ran
@@ -521,7 +522,7 @@ fn knows_the_device_plugin() {
              {HOOK} status || true; echo ===; {HOOK} status --json || true; echo ===; {HOOK} doctor --all kubelet || true",
             setup.join("; ")
         );
-        let printed = run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
+        let printed = sh_unshared(&script).ok();
         let [text, json, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else {
             panic!("{printed}")
         };
@@ -656,15 +657,7 @@ fn all_programs_agree_about_cri_o() {
             programs = programs.display(),
             hook_file = hook_file.display(),
         );
-        run(Command::new("unshare").args([
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-euc",
-            &script,
-        ]))
-        .ok();
+        sh_unshared(&script).ok();
         let json = |name: &str| -> Value {
             serde_json::from_slice(&std::fs::read(dir.path().join(name)).unwrap()).expect(name)
         };

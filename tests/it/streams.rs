@@ -17,7 +17,7 @@ use crate::built;
 use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::help;
 use crate::nvidia_ctk;
-use crate::support::{HOOK, Need, private_dir, run, scratch};
+use crate::support::{HOOK, Need, private_dir, read, run, scratch};
 use crate::why::{isolated, why};
 
 tests! {
@@ -254,7 +254,7 @@ impl Scene {
     fn stages(&self) -> Vec<Call> {
         let config = self.fake.config.to_str().unwrap();
         let state = self.container.state();
-        let spec = fs::read_to_string(self.container.bundle.join("config.json")).unwrap();
+        let spec = read(self.container.bundle.join("config.json"));
         let mut calls = vec![
             call("prestart", [HOOK, "--config", config, "prestart"], &state),
             call(
@@ -618,7 +618,7 @@ fn no_file_gets_the_messages() {
             call.run(stdout, Closed);
         }
     }
-    let text = fs::read_to_string(&log).unwrap();
+    let text = read(&log);
     assert!(text.contains("(ONH-101)"), "{text}");
     for line in text.lines() {
         assert!(

@@ -141,6 +141,13 @@ impl Ran {
     }
 }
 
+/// Returns the text of a file.
+#[track_caller]
+pub fn read(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("read {path:?}: {error}"))
+}
+
 /// Runs a program with `input` on its stdin.
 pub fn run_with(command: &mut Command, input: &[u8]) -> Ran {
     let mut child = command
@@ -162,6 +169,26 @@ pub fn run(command: &mut Command) -> Ran {
 /// `sh -c script`
 pub fn sh(script: &str) -> Ran {
     run(Command::new("sh").args(["-euc", script]))
+}
+
+/// Returns the command that runs this shell script in a separate mount namespace. Its further arguments are the script's `"$@"`.
+pub fn unshare(script: &str) -> Command {
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-euc",
+        script,
+        "sh",
+    ]);
+    unshare
+}
+
+/// Runs this shell script in a separate mount namespace.
+pub fn sh_unshared(script: &str) -> Ran {
+    run(&mut unshare(script))
 }
 
 /// Returns every path below `dir`, but not below its entry `except`, with everything that a write, a mount or a chmod would

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Need, Ran, run, scratch, source};
+use crate::support::{Need, Ran, read, run, scratch, source};
 
 tests! {
     &[] => the_packages_are_required;
@@ -75,7 +75,7 @@ impl Machine {
     }
 
     fn report(&self) -> String {
-        std::fs::read_to_string(self.path("report")).unwrap()
+        read(self.path("report"))
     }
 }
 
@@ -141,7 +141,7 @@ fn each_fault_fails_its_check() {
             !report.contains("51eed000") && !report.contains("anna") && !report.contains("192.168"),
             "{report}"
         );
-        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let name = read("/proc/sys/kernel/hostname");
         assert!(!report.contains(&format!(" {} ", name.trim())), "{report}");
         assert_eq!(
             report.contains("container_t device_t chr_file read"),
@@ -164,7 +164,7 @@ fn a_transactional_system_needs_a_reboot() {
     // The next snapshot
     std::fs::write(machine.path("installed"), "").unwrap();
     assert_eq!(machine.check().code, Some(0));
-    let transactions = std::fs::read_to_string(machine.path("transactions")).unwrap();
+    let transactions = read(machine.path("transactions"));
     let lines: Vec<_> = transactions.lines().collect();
     assert!(
         lines[0].starts_with(

@@ -11,7 +11,7 @@ use oci_nvidia_hook::testing::cgroup::DeviceAccess;
 use crate::booted::Systemd;
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
-use crate::support::{Need, assert_says, run, run_with, shell, source};
+use crate::support::{Need, assert_says, read, run, run_with, shell, source};
 use crate::{built, cgroup};
 
 const NEEDS: &[Need] = &[
@@ -48,7 +48,7 @@ fn services_are_confined() {
         let mut analyze = Command::new("systemd-analyze");
         analyze.args(["security", "--offline=yes", "--no-pager"]);
         run(analyze.arg(format!("--threshold={exposure}")).arg(&path)).ok();
-        let text = std::fs::read_to_string(&path).unwrap();
+        let text = read(&path);
         let mut writable = text
             .lines()
             .filter_map(|line| line.strip_prefix("ReadWritePaths="));
@@ -304,7 +304,7 @@ impl<'a> Kubelet<'a> {
                 self.seen = at + 1;
                 return line.to_owned();
             }
-            let log = || std::fs::read_to_string(self.systemd.dir.path().join("plugin")).unwrap();
+            let log = || read(self.systemd.dir.path().join("plugin"));
             assert!(
                 start.elapsed() < Duration::from_secs(60),
                 "{beginning}: {events}{}",
@@ -472,7 +472,7 @@ fn the_device_plugin_as_a_service() {
         "sh -c 'for n in $(seq 300); do grep -q MIG-new {spec} && exit 0; sleep 0.1; done; exit 1'"
     );
     systemd.enter(&appears).ok();
-    let log = std::fs::read_to_string(systemd.dir.path().join("plugin")).unwrap();
+    let log = read(systemd.dir.path().join("plugin"));
     assert_says(&log, &["cannot serve NRI on \"/var/run/nri/nri.sock\""]);
     systemd.enter(&format!("systemctl stop {nri}")).ok();
     let ended = systemd
@@ -559,7 +559,7 @@ fn claims_as_a_service() {
     cluster.send("unprepare gpu.nvidia.com train u-1");
     cluster.wait("unprepared");
     assert_eq!(systemd.enter(&inodes).ok(), before);
-    let events = std::fs::read_to_string(systemd.dir.path().join("events")).unwrap();
+    let events = read(systemd.dir.path().join("events"));
     assert!(!events.contains("drivers gpu.nvidia.com 3"), "{events}");
     let check = systemd
         .enter("oci-nvidia-kubelet-plugin check --interface dra || true")

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::cache;
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::cdi::cdi;
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::golden::{SCRIPT, View};
-use crate::support::{HOOK, Need, Ran, run, scratch, shell, source};
+use crate::support::{HOOK, Need, Ran, read, scratch, shell, source};
 
 tests! {
     &[Need::Root, Need::Program("cc")] => every_hook_entry_has_one;
@@ -36,19 +37,14 @@ fn every_hook_entry_has_one() {
     let fake = FakeDriver::shared();
     let dir = scratch();
     let spec_file = dir.path().join("nvidia.json");
-    run(fake
-        .command()
-        .args(["cdi", "generate", "--output"])
-        .arg(&spec_file))
-    .ok();
+    cdi(fake, &["generate", "--output", spec_file.to_str().unwrap()]).ok();
     let config = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": dir.path()},
     });
-    let edited = fake.edit_config(config.to_string().as_bytes()).ok();
-    let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+    let edited = fake.edit_config(&config.to_string()).ok();
     let spec = read(&spec_file);
     for (name, text) in [
-        ("hooks.d", read(&source("hooks.d/oci-nvidia-hook.json"))),
+        ("hooks.d", read(source("hooks.d/oci-nvidia-hook.json"))),
         ("cdi generate", spec.clone()),
         ("edit-config", edited),
     ] {
@@ -129,9 +125,8 @@ fn a_person_who_waits_sees_a_line() {
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 20");
     fake.set_nvml(|text| format!("init-delay-ms 2000\n{text}"));
 
-    let (dir, image) = Image::debian();
-    let container = Waiting::with_all_gpus(dir.path(), &image);
-    let state = dir.path().join("state.json");
+    let container = Waiting::debian(ALL_GPUS, "");
+    let state = container.dir().join("state.json");
     std::fs::write(&state, container.state()).unwrap();
     let started = Instant::now();
     let stage = on_terminal(
@@ -148,7 +143,7 @@ fn a_person_who_waits_sees_a_line() {
     assert_eq!(stage.ok(), "");
 
     let input = format!("<'{}'", state.display());
-    let specs = dir.path().join("cdi").display().to_string();
+    let specs = container.dir().join("cdi").display().to_string();
     for (command, asks_nvml) in [
         ("info", true),
         ("ps", true),
@@ -185,7 +180,7 @@ fn a_person_who_waits_sees_a_line() {
             false => assert!(waits(&ran).is_empty(), "{command}: {ran:?}"),
         }
     }
-    let piped = run(fake.command().arg("info"));
+    let piped = fake.run(&["info"]);
     assert!(!piped.stderr.contains("waiting for NVML"), "{piped:?}");
     piped.ok();
 

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::docs::blocks;
 use crate::rpm::{CONFIG, Packages, find};
-use crate::support::{Need, run, scratch, sh, shell, source};
+use crate::support::{Need, read, run, scratch, sh, shell, source};
 use crate::zypper::{install_base, zypper};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["rpmbuild", "cc", "zypper"])];
@@ -75,21 +75,17 @@ fn zypper_removes_an_old_toolkit() {
     .ok();
     assert!(!root.join("usr/bin/nvidia-container-toolkit").exists());
     let hook_file = root.join("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json");
-    assert!(
-        std::fs::read_to_string(hook_file)
-            .unwrap()
-            .contains("/usr/bin/oci-nvidia-hook")
-    );
+    assert!(read(hook_file).contains("/usr/bin/oci-nvidia-hook"));
     // rpm renames the edited file of a package that it removes.
     assert!(!config.exists());
-    let page = std::fs::read_to_string(source("docs/migration.md")).unwrap();
+    let page = read(source("docs/migration.md"));
     let (_, section) = page
         .split_once("## config.toml after the removal\n")
         .unwrap();
     let copied = blocks(section, "sh")[0].replace(" /", &format!(" {}/", root.display()));
     assert!(copied.starts_with("mv "), "{copied}");
     sh(&copied).ok();
-    let saved = std::fs::read_to_string(&config).unwrap();
+    let saved = read(&config);
     assert_eq!(saved, "disable-require = true\n");
 }
 
@@ -113,9 +109,6 @@ fn a_new_toolkit_stays() {
     )
     .ok();
     zypper(&root, "remove", &[Path::new("oci-nvidia-hook")]).ok();
-    assert_eq!(
-        std::fs::read_to_string(&config).unwrap(),
-        "disable-require = true\n"
-    );
+    assert_eq!(read(&config), "disable-require = true\n");
     assert!(root.join("usr/bin/nvidia-container-runtime-hook").exists());
 }

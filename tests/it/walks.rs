@@ -1,12 +1,13 @@
 //! Broken hosts that are fixed with the printed text alone: an error, the command of its hint, and a container that works.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, Ran, assert_says, nvml_program, run, sh, shell, source};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, nvml_program, read, sh, sh_unshared, shell, source,
+};
 
 const USER: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
 
@@ -45,11 +46,7 @@ fn obey(command: &str, config: &Path) -> Ran {
 fn is_documented(text: &str) {
     let pages = ["docs/troubleshooting.md", "docs/findings.md"];
     assert!(
-        pages
-            .iter()
-            .any(|page| std::fs::read_to_string(source(page))
-                .unwrap()
-                .contains(text)),
+        pages.iter().any(|page| read(source(page)).contains(text)),
         "neither of {pages:?} contains {text:?}"
     );
 }
@@ -63,7 +60,7 @@ fn an_update_without_a_reboot() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let version = fake.root.join("proc/driver/nvidia/version");
-    let booted = std::fs::read_to_string(&version).unwrap();
+    let booted = read(&version);
     std::fs::write(&version, booted.replace("535.183.01", "535.129.03")).unwrap();
     let stderr = container.hook(&fake.config).failed(1);
     assert!(
@@ -116,7 +113,7 @@ fn a_user_outside_of_the_group() {
              mount -t tmpfs proc /proc/driver; cp -a '{path}'/root/proc/driver/. /proc/driver; \
              exec setpriv --reuid 65534 --regid 65534 {groups} {namespace} '{path}/hook' --config '{path}/config.toml' info"
         );
-        run(Command::new("unshare").args(["-m", "sh", "-euc", &script]))
+        sh_unshared(&script)
     };
     let stderr = info("--clear-groups", "").failed(1);
     let command = after(&stderr, "(ONH-019)\nhint: as root: ");
@@ -211,7 +208,7 @@ fn a_stale_cdi_spec() {
         dir.path().display().to_string(),
     );
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
-    let text = std::fs::read_to_string(&path).unwrap();
+    let text = read(&path);
     std::fs::write(&path, text.replace("535.183.01", "535.54.03")).unwrap();
     let check = || cdi(&fake, &["check", "--spec-dir", &dirs]);
     let ran = check();

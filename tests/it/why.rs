@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use engines::Version;
 use serde_json::Value;
 
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch, unshare,
+};
 use crate::{golden, ps, status};
 
 const STRACE: &[Need] = &[
@@ -54,9 +56,7 @@ fn isolated_shell(dir: &Path) -> Command {
          mount --bind '{dir}/run' /run/oci-nvidia-hook; mount --bind '{dir}/journal' /run/systemd/journal; exec \"$@\"",
         dir = dir.display()
     );
-    let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-euc", &script, "sh"]);
-    command
+    unshare(&script)
 }
 
 pub fn why(dir: &Path, args: &[&str]) -> Ran {
@@ -187,7 +187,7 @@ fn a_container_that_got_its_gpus() {
 fn fewer_gpus_than_all() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
-    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let container = Container::new(ALL_GPUS);
     let dir = container.dir.path();
     container.hook(&fake).ok();
     let text = why(dir, &["waiting"]).ok();
@@ -320,7 +320,7 @@ fn the_journal_has_it() {
     );
     assert!(field("ONH_HINT").contains(" 0, 1"), "{fields:?}");
 
-    container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    container.waiting.set_env(ALL_GPUS);
     container.hook(FakeDriver::shared()).ok();
     let done = entry(&journal);
     assert!(
@@ -357,7 +357,7 @@ fn journal_is_free(path: &Path) -> bool {
 fn an_engine_that_loses_patience() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     fake.set_nvml(|text| format!("init-delay-ms 20000\n{text}"));
-    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let container = Container::new(ALL_GPUS);
     let dir = container.dir.path();
     let mut hook = isolated(dir);
     let mut hook = hook
@@ -386,7 +386,7 @@ fn an_engine_that_loses_patience() {
 
 /// The deadline for the container's files ends the hook. A process that waits for a FUSE server handles no signal, so it is killed.
 fn a_start_that_the_deadline_ends() {
-    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let container = Container::new(ALL_GPUS);
     let dir = container.dir.path();
     container.hook(FakeDriver::shared()).ok();
     let file = dir.join("run/containers/waiting.json");
@@ -403,12 +403,7 @@ fn a_start_that_the_deadline_ends() {
             "the hook did not finish: it still runs, or it was stopped after a timeout: it opened the",
         ),
     ] {
-        let again = Waiting::start(
-            dir,
-            &container.waiting.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            "",
-        );
+        let again = Waiting::start(dir, &container.waiting.rootfs, ALL_GPUS, "");
         let mut hook = isolated_shell(dir);
         hook.args([
             "strace",
@@ -439,7 +434,7 @@ fn a_start_that_the_deadline_ends() {
 
 /// A container gets its GPUs whatever occupies the path of the record, and nothing is written there.
 fn a_run_directory_of_another_user() {
-    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let container = Container::new(ALL_GPUS);
     let dir = container.dir.path();
     let target = scratch();
     fs::create_dir(dir.join("run")).unwrap();

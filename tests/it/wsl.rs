@@ -12,7 +12,7 @@ use crate::cdi::{GPU_0, cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch, shell};
+use crate::support::{HOOK, Ran, assert_says, read, scratch, shell};
 
 tests! {
     NEEDS => the_hook_gives_the_files_and_the_node, requests_by_index_and_uuid, limits_are_refused, the_edited_config_lists_the_node,
@@ -38,18 +38,6 @@ fn start(dir: &Path, fake: &FakeDriver, layout: &str, env: &[&str]) -> (Ran, Wai
     (container.hook(&fake.config), container)
 }
 
-/// Runs a command of the hook with config.toml of this host.
-fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(fake.command().args(arguments).env_clear())
-}
-
-fn plan(fake: &FakeDriver, env: &[&str]) -> Value {
-    let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}});
-    let mut plan = fake.command();
-    plan.args(["plan", "-", "--json"]).env_clear();
-    serde_json::from_str(&run_with(&mut plan, spec.to_string().as_bytes()).stdout).unwrap()
-}
-
 /// Returns the number of the error that `plan` foresees.
 fn error_of(plan: &Value) -> Option<&str> {
     let mut findings = plan["findings"].as_array().unwrap().iter();
@@ -63,9 +51,7 @@ fn the_hook_gives_the_files_and_the_node() {
         let (ran, container) = start(dir.path(), &fake, layout, &[ALL, EVERYTHING]);
         assert!(!ran.stderr.contains("ONH-"), "{ran:?}");
         ran.ok();
-        let listed = container
-            .exec("nvidia-smi -L; ls /dev; ls -R /usr/lib/wsl/drivers")
-            .ok();
+        let listed = container.output("nvidia-smi -L; ls /dev; ls -R /usr/lib/wsl/drivers");
         assert_eq!(listed.matches("UUID: GPU-").count(), 2, "{listed}");
         let lines: Vec<_> = listed.lines().collect();
         assert!(
@@ -85,9 +71,7 @@ fn the_hook_gives_the_files_and_the_node() {
         }
         // Programs find the loaders by name, and those find the package by path.
         let names = "libcuda.so.1 libcuda.so libnvidia-ml.so.1 libdxcore.so libnvidia-encode.so.1 libd3d12.so";
-        let opened = container
-            .exec(&format!("probe-dlopen {names} {STORE}/libcuda.so.1.1"))
-            .ok();
+        let opened = container.output(&format!("probe-dlopen {names} {STORE}/libcuda.so.1.1"));
         assert_eq!(opened.matches(": ok ").count(), 7, "{opened}");
         // The process waits before pivot_root(2), so another one is the container here.
         let mut inside = Command::new("nsenter");
@@ -100,16 +84,13 @@ fn the_hook_gives_the_files_and_the_node() {
             ])
             .arg(&container.rootfs);
         let mut inside = inside.args(["sleep", "60"]).spawn().unwrap();
-        let is_inside =
-            || std::fs::read_to_string(format!("/proc/{}/comm", inside.id())).unwrap() == "sleep\n";
+        let is_inside = || read(format!("/proc/{}/comm", inside.id())) == "sleep\n";
         while !is_inside() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        let checks = command(
-            &fake,
-            &["doctor", "--all", "--pid", &inside.id().to_string()],
-        )
-        .stdout;
+        let checks = fake
+            .run(&["doctor", "--all", "--pid", &inside.id().to_string()])
+            .stdout;
         inside.kill().and_then(|()| inside.wait()).unwrap();
         for line in [
             "the container has dxg",
@@ -133,8 +114,7 @@ fn the_hook_gives_the_files_and_the_node() {
     );
     ran.ok();
     let listed = container
-        .exec("nvidia-smi -L >/dev/null; ls /usr/lib/*-linux-gnu; ls /usr/lib/wsl/drivers/*")
-        .ok();
+        .output("nvidia-smi -L >/dev/null; ls /usr/lib/*-linux-gnu; ls /usr/lib/wsl/drivers/*");
     assert_says(&listed, &["libdxcore.so", "libnvidia-ml.so.1"]);
     assert!(
         !listed.contains("libcuda.so.1\n")
@@ -148,7 +128,7 @@ fn the_hook_gives_the_files_and_the_node() {
 fn requests_by_index_and_uuid() {
     let fake = host("2");
     for name in ["0", GPU_0, "00000000:01:00.0"] {
-        let shown = plan(&fake, &[&format!("NVIDIA_VISIBLE_DEVICES={name}")]);
+        let shown = fake.plan(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")]);
         assert_eq!(shown["findings"][0]["id"], "ONH-234", "{shown}");
         assert!(
             shown
@@ -159,7 +139,7 @@ fn requests_by_index_and_uuid() {
     }
     for name in ["7", "GPU-51eed009", "0:0"] {
         assert_eq!(
-            error_of(&plan(&fake, &[&format!("NVIDIA_VISIBLE_DEVICES={name}")])),
+            error_of(&fake.plan(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")])),
             Some("ONH-030"),
             "{name}"
         );
@@ -170,8 +150,7 @@ fn requests_by_index_and_uuid() {
     ran.ok();
     assert_eq!(
         container
-            .exec("nvidia-smi -L")
-            .ok()
+            .output("nvidia-smi -L")
             .matches("UUID: GPU-")
             .count(),
         2
@@ -187,15 +166,14 @@ fn requests_by_index_and_uuid() {
         &["NVIDIA_VISIBLE_DEVICES=none"],
     );
     ran.ok();
-    assert!(!container.exec("ls /dev").ok().contains("dxg"));
+    assert!(!container.output("ls /dev").contains("dxg"));
     assert!(
         container
-            .exec(&format!("ls {STORE}"))
-            .ok()
+            .output(&format!("ls {STORE}"))
             .contains("libcuda.so.1.1")
     );
     assert_eq!(
-        plan(&host("1"), &["NVIDIA_VISIBLE_DEVICES=0"])["findings"],
+        host("1").plan(&["NVIDIA_VISIBLE_DEVICES=0"])["findings"],
         json!([])
     );
 }
@@ -214,7 +192,7 @@ fn limits_are_refused() {
     ] {
         fake.configure(&format!("[devices]\n{limits}"));
         let env = format!("NVIDIA_VISIBLE_DEVICES={name}");
-        let shown = plan(&fake, &[&env]);
+        let shown = fake.plan(&[&env]);
         assert_eq!(error_of(&shown), id, "{limits} {name}: {shown}");
     }
     fake.configure("[devices]\ndeny = [\"1\"]");
@@ -224,7 +202,7 @@ fn limits_are_refused() {
         !path.exists() && ran.code == Some(1) && ran.stderr.contains("ONH-025"),
         "{ran:?}"
     );
-    let doctor = command(&fake, &["doctor", "--all"]);
+    let doctor = fake.run(&["doctor", "--all"]);
     assert!(doctor.stdout.contains("ONH-025"), "{doctor:?}");
     // A spec from before the limits: the service removes it, and its hook entry refuses a container that still gets the node.
     fake.configure("");
@@ -269,8 +247,7 @@ fn the_edited_config_lists_the_node() {
         "root": {"path": image.rootfs}, "process": {"env": [ALL]}, "mounts": [],
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
-    let edited: Value =
-        serde_json::from_str(&fake.edit_config(spec.to_string().as_bytes()).ok()).unwrap();
+    let edited: Value = serde_json::from_str(&fake.edit_config(&spec.to_string()).ok()).unwrap();
     let devices = edited["linux"]["devices"].as_array().unwrap();
     assert_eq!(
         devices
@@ -407,7 +384,7 @@ fn the_spec_follows_windows() {
             .map(|text| (inode(&path), file::parse(&text).unwrap()))
     };
     assert_eq!(
-        command(&fake, &["prepare"]).ok(),
+        fake.run(&["prepare"]).ok(),
         "",
         "nothing has to be prepared"
     );
@@ -421,7 +398,7 @@ fn the_spec_follows_windows() {
     assert_eq!(refresh(&fake).unwrap().0, first, "nothing has changed");
     // Only NVML shows another GPU.
     let conf = fake.root.join("usr/lib/wsl/lib/nvml.conf");
-    let text = std::fs::read_to_string(&conf).unwrap();
+    let text = read(&conf);
     std::fs::write(&conf, text.replace("51eed000", "77777777")).unwrap();
     let (second, spec) = refresh(&fake).unwrap();
     assert!(
@@ -467,19 +444,19 @@ fn the_hook_entry_of_the_spec() {
     container
         .create_runtime_hook(&edits.hooks[0].args[1..])
         .ok();
-    let opened = container
-        .exec("probe-dlopen libcuda.so libcuda.so.1 libnvidia-ml.so.1 libdxcore.so libnvcuvid.so.1")
-        .ok();
+    let opened = container.output(
+        "probe-dlopen libcuda.so libcuda.so.1 libnvidia-ml.so.1 libdxcore.so libnvcuvid.so.1",
+    );
     assert_eq!(opened.matches(": ok ").count(), 5, "{opened}");
 }
 
 fn commands_of_the_host() {
     let fake = host("2");
-    let info = command(&fake, &["info"]).ok();
+    let info = fake.run(&["info"]).ok();
     assert_says(&info, &["NVIDIA GeForce RTX 4090", "GPU-51eed001"]);
-    let json: Value = serde_json::from_str(&command(&fake, &["info", "--json"]).ok()).unwrap();
+    let json: Value = serde_json::from_str(&fake.run(&["info", "--json"]).ok()).unwrap();
     assert_eq!(json["gpus"][1]["device_node"], "/dev/dxg");
-    let files = command(&fake, &["files"]).ok();
+    let files = fake.run(&["files"]).ok();
     assert!(
         files.starts_with("/dev/dxg\n") && files.contains(&format!("\n{STORE}/libcuda.so.1.1\n")),
         "{files}"
@@ -488,7 +465,7 @@ fn commands_of_the_host() {
         files.contains("\n/usr/lib/wsl/lib/nvidia-smi\n") && !files.contains("/dev/nvidia"),
         "{files}"
     );
-    let shown = plan(&fake, &[ALL]);
+    let shown = fake.plan(&[ALL]);
     assert_eq!(
         (&shown["outcome"], &shown["findings"]),
         (&json!("inject"), &json!([])),
@@ -498,7 +475,7 @@ fn commands_of_the_host() {
         shown.to_string().contains("/dev/dxg") && !shown.to_string().contains("/dev/nvidia"),
         "{shown}"
     );
-    let doctor = command(&fake, &["doctor", "--all"]).stdout;
+    let doctor = fake.run(&["doctor", "--all"]).stdout;
     for line in [
         "this host is WSL 2, whose driver is part of Windows",
         "Windows has the driver package nv_dispi.inf_amd64_7cc7738d8e428783",
@@ -512,7 +489,7 @@ fn commands_of_the_host() {
         "{doctor}"
     );
     shell!("rm '{}'", fake.root.join("dev/dxg").display());
-    let stderr = command(&fake, &["info"]).failed(1);
+    let stderr = fake.run(&["info"]).failed(1);
     assert!(!stderr.contains("modprobe"), "{stderr}");
 }
 
@@ -523,13 +500,13 @@ fn windows_without_the_driver() {
         "cd '{}'; rm -r usr/lib/wsl/drivers/nv_dispi*; rm usr/lib/wsl/lib/lib[cn]*",
         fake.root.display()
     );
-    let shown = plan(&fake, &[ALL]);
+    let shown = fake.plan(&[ALL]);
     assert_eq!(error_of(&shown), Some("ONH-012"), "{shown}");
     assert!(
         shown.to_string().contains("NVIDIA driver in Windows"),
         "{shown}"
     );
-    let doctor = command(&fake, &["doctor", "--all"]).stdout;
+    let doctor = fake.run(&["doctor", "--all"]).stdout;
     assert_says(&doctor, &["NVIDIA's driver for Windows is missing"]);
     assert!(
         !doctor.contains("modprobe") && !doctor.contains("seated"),
@@ -537,7 +514,7 @@ fn windows_without_the_driver() {
     );
     // An image that can do without GPUs starts.
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
-    let shown = plan(&fake, &[ALL]);
+    let shown = fake.plan(&[ALL]);
     assert!(
         error_of(&shown).is_none() && shown["outcome"] == "none",
         "{shown}"

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::json_schema;
-use crate::support::{HOOK, Need, assert_says, run, scratch};
+use crate::support::{HOOK, Need, assert_says, read, run, scratch};
 
 tests! {
     &[Need::Program("tar")] => bundle;
@@ -93,7 +93,7 @@ fn a_link_in_the_place_of_the_log() {
     };
     // The old implementation: a copy by path.
     std::os::unix::fs::symlink(&secret, &log).unwrap();
-    assert_eq!(std::fs::read_to_string(&log).unwrap(), "root:secret");
+    assert_eq!(read(&log), "root:secret");
     let (content, left_out) = packed("link.tar.gz");
     assert!(!content.contains("root:secret") && left_out, "{content}");
     std::fs::remove_file(&log).unwrap();

@@ -25,7 +25,7 @@ use serde_json::Value;
 use crate::golden;
 use crate::harness::has_own_process;
 use crate::json_schema;
-use crate::support::{HOOK, Need, run, scratch, source};
+use crate::support::{HOOK, Need, read, run, scratch, source};
 use host::{changed, good_host};
 
 const NEEDS: &[Need] = &[Need::OwnProcess, Need::Root, Need::Program("cc")];
@@ -137,9 +137,7 @@ fn nothing_is_changed() {
 
 /// oci-nvidia-hook(8) explains each check, under the name that doctor prints.
 fn the_man_page_explains_each_check() {
-    let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8"))
-        .unwrap()
-        .replace("\\-", "-");
+    let page = read(source("docs/man/oci-nvidia-hook.8")).replace("\\-", "-");
     let table = page
         .split("\n.SH CHECKS\n")
         .nth(1)

@@ -6,14 +6,14 @@ use oci_nvidia_hook::testing::doctor::{Caller, Status};
 
 use super::host::changed;
 use super::{NEEDS, examine};
-use crate::support::source;
+use crate::support::{read, source};
 
 tests! {
     NEEDS => each_set_of_packages;
 }
 
 fn lines(path: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(source(path)).unwrap();
+    let text = read(source(path));
     text.lines().map(str::to_owned).collect()
 }
 

@@ -8,7 +8,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use super::scene::Scene;
 use super::{NEEDS_PODMAN, NEEDS_SETPRIV};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::run;
+use crate::support::{read, run};
 
 tests! {
     NEEDS_PODMAN => cve_2021_1056_other_gpus_by_mknod;
@@ -86,10 +86,7 @@ fn cve_2021_1056_params_that_the_container_rewrites() {
         Some(0),
         "the naive mount cannot be written: {naive:?}"
     );
-    assert_eq!(
-        std::fs::read_to_string(&params).unwrap(),
-        "ModifyDeviceFiles: 1\n"
-    );
+    assert_eq!(read(&params), "ModifyDeviceFiles: 1\n");
 
     let scene = Scene::new("debian", "");
     let container = scene.start(proc);
@@ -97,9 +94,7 @@ fn cve_2021_1056_params_that_the_container_rewrites() {
     scene.hook(&container).ok();
     let dir = scene.rootfs.join("proc/driver/nvidia");
     let pid = container.pid().to_string();
-    let shown = container
-        .exec("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia")
-        .ok();
+    let shown = container.output("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia");
     assert!(
         shown.lines().any(|line| line == "ModifyDeviceFiles: 0"),
         "{shown}"
@@ -112,9 +107,7 @@ fn cve_2021_1056_params_that_the_container_rewrites() {
             "{script}: {ran:?}"
         );
         assert_eq!(container.mountinfo(), mounts, "{script}");
-        let now = container
-            .exec("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia")
-            .ok();
+        let now = container.output("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia");
         assert_eq!(now, shown, "{script}");
     }
     scene.is_untouched(&container, &before, "");

@@ -18,7 +18,7 @@ use crate::cdi_containers::{only_spec, runc_version};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk;
-use crate::support::{Ran, nvml_program, run, run_with, scratch, shell, source};
+use crate::support::{Ran, nvml_program, read, run, run_with, scratch, sh_unshared, shell, source};
 
 tests! {
     NEEDS_PODMAN => cve_2025_23266_a_library_preloaded_into_the_hook,
@@ -159,7 +159,7 @@ fn traces(marks: &Path) -> String {
 fn cve_2025_23266_a_library_preloaded_into_the_hook() {
     let attack = Attack::new();
     let start = |change: &dyn Fn(&mut Value)| -> (Ran, String) {
-        let text = std::fs::read_to_string(source("hooks.d/oci-nvidia-hook.json")).unwrap();
+        let text = read(source("hooks.d/oci-nvidia-hook.json"));
         let mut json: Value = serde_json::from_str(&text).unwrap();
         json["hook"]["path"] = built::static_hook().to_str().unwrap().into();
         change(&mut json);
@@ -360,7 +360,7 @@ fn cve_2025_23266_the_static_program() {
             strace.arg(&program).args(args),
             container.state().as_bytes(),
         );
-        let text = std::fs::read_to_string(&log).unwrap();
+        let text = read(&log);
         // What the program itself does.
         let at = text
             .find(&format!("execve(\"{}\"", program.display()))
@@ -377,7 +377,7 @@ fn cve_2025_23266_the_static_program() {
     };
     let (ran, text) = call(&["create-symlinks", "--link", "x::/y"]);
     ran.ok();
-    assert_eq!(container.exec("readlink /y").ok(), "x\n");
+    assert_eq!(container.output("readlink /y"), "x\n");
     let calls = started(&text);
     assert_eq!(calls.len(), 2, "{text}");
     assert!(calls[0].contains("LD_PRELOAD="), "{text}");
@@ -449,7 +449,7 @@ fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
         bundle = bundle.display(),
         pid = std::process::id(),
     );
-    run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
+    sh_unshared(&script).ok();
     shell!(
         "mv '{}'/environ-* '{}'",
         image.rootfs.display(),
@@ -457,7 +457,7 @@ fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
     );
     let mut of_image = Vec::new();
     for stage in stages {
-        let text = std::fs::read_to_string(dir.path().join(format!("environ-{stage}"))).unwrap();
+        let text = read(dir.path().join(format!("environ-{stage}")));
         assert!(
             !(text.contains("OF_THE=image") && text.contains("OF_THE=runtime")),
             "{stage}: {text}"

@@ -4,7 +4,6 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
@@ -15,7 +14,7 @@ use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Ran, fingerprint, run, run_with, scratch, shell};
+use crate::support::{HOOK, Ran, fingerprint, scratch, sh_unshared, shell, unshare};
 
 tests! {
     NEEDS => sources_that_users_of_the_host_choose, an_mps_directory_that_is_named, a_mount_of_a_users,
@@ -193,7 +192,7 @@ fn sources_that_users_of_the_host_choose() {
             path = plant.path,
             fell = plant.fell
         );
-        let ran = run(Command::new("unshare").args(["-m", "sh", "-euc", &naive]));
+        let ran = sh_unshared(&naive);
         // With fs.protected_symlinks, which systemd sets, the kernel does not follow another user's link in /tmp (proc_sys_fs(5)).
         let is_stopped_by_kernel = kernel_protects_links() && plant.script.contains("chown -h");
         assert!(
@@ -232,7 +231,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
             "{name}: {}",
             container.mountinfo()
         );
-        container.exec("nvidia-smi -L").ok();
+        container.output("nvidia-smi -L");
         if kernel.is_none() {
             let explained = plan(&container, fake);
             let (dir, file) = path.rsplit_once('/').unwrap();
@@ -261,7 +260,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let spec = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": image.rootfs},
     });
-    let ran = fake.edit_config(spec.to_string().as_bytes());
+    let ran = fake.edit_config(&spec.to_string());
     assert_eq!(!is_given, says(&ran), "{name}: {ran:?}");
     let added: serde_json::Value = serde_json::from_str(&ran.ok()).unwrap();
     let is_target = |mount: &&serde_json::Value| mount["destination"] == *path;
@@ -307,8 +306,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
         container.mountinfo()
     );
 
-    let mut doctor = fake.command();
-    let ran = run(doctor.arg("doctor").env_clear());
+    let ran = fake.run(&["doctor"]);
     assert_eq!(
         !is_given,
         ran.stdout.contains("ONH-218") && ran.stdout.contains(refused),
@@ -326,11 +324,7 @@ fn is_mounted(container: &Waiting, path: &str) -> bool {
 }
 
 fn plan(container: &Waiting, fake: &FakeDriver) -> Ran {
-    let mut plan = fake.command();
-    run_with(
-        plan.args(["plan", "-"]).env_clear(),
-        container.state().as_bytes(),
-    )
+    fake.run_with(&["plan", "-"], &container.state())
 }
 
 /// The administrator's setting replaces the check of the owner, and nothing else.
@@ -384,8 +378,8 @@ fn a_mount_of_a_users() {
         format!("mkdir '{root}{MPS}'; mount -t tmpfs -o mode=755 fuse '{root}{MPS}'; exec \"$@\"");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::with_all_gpus(dir.path(), &image);
-    let mut hook = Command::new("unshare");
-    hook.args(["-m", "sh", "-euc", &mount, "sh", HOOK]);
+    let mut hook = unshare(&mount);
+    hook.args([HOOK]);
     let ran = container.call(&mut hook, &fake.config);
     assert!(
         ran.code == Some(0)
@@ -414,7 +408,7 @@ fn a_daemon_that_swaps_its_socket() {
          mount --rbind socket point; test -d point/proc; umount -l point; rmdir point; mv socket link",
         dir.display()
     );
-    run(Command::new("unshare").args(["-m", "sh", "-euc", &naive])).ok();
+    sh_unshared(&naive).ok();
     let stop = AtomicBool::new(false);
     let (mut given, mut refused) = (0, 0);
     std::thread::scope(|scope| {
@@ -536,7 +530,7 @@ fn nodes_and_sockets_stay_as_they_are() {
         victim.root.display()
     );
     let before = handed_out(&victim);
-    run(Command::new("unshare").args(["-m", "sh", "-euc", &naive])).ok();
+    sh_unshared(&naive).ok();
     assert_ne!(
         handed_out(&victim),
         before,
@@ -546,10 +540,9 @@ fn nodes_and_sockets_stay_as_they_are() {
     let before = handed_out(&fake);
     for kernel in [None, Some(kernels::OLDEST)] {
         kernels::set(kernel);
-        let (dir, image) = Image::debian();
-        let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+        let container = Waiting::debian(&env, "");
         container.hook(&fake.config).ok();
-        is_harmless(&container.exec(&deface).ok(), false);
+        is_harmless(&container.output(&deface), false);
     }
     kernels::set(None);
 

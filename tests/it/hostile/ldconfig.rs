@@ -11,7 +11,7 @@ use rustix::fs::inotify;
 use super::scene::{CASE, Case, Ours, Scene, check};
 use super::{NEEDS, NEEDS_READELF};
 use crate::driver::{FakeDriver, Waiting};
-use crate::support::{HOOK, copy_nvml_program};
+use crate::support::{HOOK, copy_nvml_program, read};
 
 tests! {
     NEEDS => cve_2024_0135_a_host_program_overwritten, cve_2024_0136_devices_for_the_images_ldconfig,
@@ -82,11 +82,8 @@ fn cve_2024_0135_a_host_program_overwritten() {
     overwriter.stop(&scene);
     scene.is_untouched(&container, &before, "");
     // To see one of our processes would have been sufficient for the attack.
-    assert_eq!(
-        std::fs::read_to_string(scene.rootfs.join("seen")).unwrap(),
-        "up\n"
-    );
-    container.exec("nvidia-smi -L").ok();
+    assert_eq!(read(scene.rootfs.join("seen")), "up\n");
+    container.output("nvidia-smi -L");
 }
 
 /// In a PID namespace of the container.
@@ -185,7 +182,7 @@ fn the_images_ldconfig(script: &str, fell: impl Fn(&str) -> bool) {
             !scene.rootfs.join("owned").try_exists().unwrap(),
             "{value} was run"
         );
-        container.exec("probe-dlopen libcuda.so.1").ok();
+        container.output("probe-dlopen libcuda.so.1");
     }
 }
 
@@ -486,7 +483,7 @@ fn cve_2025_23267_elf_headers_that_lie() {
         let ran = container.call(&mut hook, &FakeDriver::shared().config);
         assert_eq!(ran.code, Some(0), "{name}: {ran:?}");
         scene.is_untouched(&container, &before, "");
-        container.exec("nvidia-smi -L").ok();
+        container.output("nvidia-smi -L");
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use super::{NEEDS_SETPRIV, NEEDS_SETPRIV_STRACE};
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Ran, run, scratch, sh, source};
+use crate::support::{HOOK, Ran, read, run, scratch, sh, source};
 
 tests! {
     NEEDS_SETPRIV => a_name_that_another_container_has;
@@ -103,26 +103,24 @@ fn arguments_read(fake: &FakeDriver, arguments: &str) -> (Ran, BTreeMap<String, 
         "ulimit -v 4000000; exec timeout 60 strace -f -y -e trace=read,pread64 -o '{}' {HOOK} --config '{config}' {arguments}",
         trace.display()
     ));
-    let mut read = BTreeMap::new();
-    for line in std::fs::read_to_string(trace).unwrap().lines() {
+    let mut bytes = BTreeMap::new();
+    for line in read(trace).lines() {
         let (Some((before, _)), Some((_, result))) =
             (line.split_once("/cmdline>"), line.rsplit_once(" = "))
         else {
             continue;
         };
         let file = before.rsplit_once('<').unwrap().1.to_owned();
-        *read.entry(file).or_default() += result.parse().unwrap_or(0);
+        *bytes.entry(file).or_default() += result.parse().unwrap_or(0);
     }
-    (ran, read)
+    (ran, bytes)
 }
 
 /// Root of a container can start a process that is called conmon, as the host's conmon would call the container of another one.
 fn a_name_that_another_container_has() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let _other = Pretends::start(0, "conmon", 1, &format!("conmon -c {ID} -n web"));
-    let mut doctor = fake.command();
-    doctor.args(["doctor", "--container", "web"]);
-    let stderr = run(&mut doctor).failed(3);
+    let stderr = fake.run(&["doctor", "--container", "web"]).failed(3);
     assert!(stderr.contains("no running container \"web\""), "{stderr}");
 }
 
@@ -152,7 +150,7 @@ fn a_bundle_that_another_user_names() {
         .args(["ps", "--all"]);
     let text = run(&mut strace).ok();
     assert!(!text.contains("prod-database"), "{text}");
-    let opened = std::fs::read_to_string(&trace).unwrap();
+    let opened = read(&trace);
     assert!(opened.contains("/proc"), "strace shows nothing");
     assert!(!opened.contains(&*bundle.to_string_lossy()), "{opened}");
     let leave = format!(

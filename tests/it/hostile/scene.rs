@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{HOOK, Ran, fingerprint, run, scratch, sh, shell};
+use crate::support::{HOOK, Ran, fingerprint, read, run, scratch, sh, shell};
 
 /// The resources that an image may cost the hook; most cases need a hundredth of them.
 const BOUND: Duration = Duration::from_secs(10);
@@ -133,7 +133,7 @@ impl Scene {
     /// Returns everything that must not change: all files except for files of the image and the driver, and the mounts of the
     /// host; in the container's mount namespace, the mounts outside of its rootfs.
     pub fn host(&self, container: &Waiting) -> String {
-        let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        let mounts = read("/proc/thread-self/mountinfo");
         let inside = container.mountinfo();
         let is_outside = |line: &&str| {
             line.split(' ')
