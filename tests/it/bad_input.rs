@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, Ran, assert_says, read, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, assert_says, read, run_with, scratch, write_file};
 
 tests! {
     &[] => stdin_that_is_not_a_state, fifty_megabytes_of_stdin, broken_spec, crun_reports_its_working_directory,
@@ -25,7 +25,7 @@ fn state(dir: &Path, devices: &str) -> Vec<u8> {
     let spec = serde_json::json!({
         "process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={devices}")]}, "root": {"path": "rootfs"},
     });
-    std::fs::write(dir.join("config.json"), spec.to_string()).unwrap();
+    write_file(dir.join("config.json"), spec.to_string());
     serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir})
         .to_string()
         .into_bytes()
@@ -99,7 +99,7 @@ fn broken_spec() {
             "\"FOO\", which is not NAME=VALUE",
         ),
     ] {
-        std::fs::write(&config, text).unwrap();
+        write_file(&config, text);
         one_error(hook(&["prestart"], &state), &["config.json", says]);
     }
     std::fs::remove_file(&config).unwrap();
@@ -148,7 +148,7 @@ fn crun_reports_its_working_directory() {
 fn no_request_no_config() {
     let dir = scratch();
     let config = dir.path().join("config.toml");
-    std::fs::write(&config, "this is no toml").unwrap();
+    write_file(&config, "this is no toml");
     let config = config.to_str().unwrap();
     let ran = hook(
         &["--config", config, "prestart"],
@@ -172,7 +172,7 @@ fn bad_config() {
         "[oci-nvidia-hook]\nnvml-timeout = -3\n", &["2", "nvml-timeout"];
         "supported-driver-capabilities = \"compute,typo\"\n", &["supported-driver-capabilities", "\"typo\""];
     } {
-        std::fs::write(&path, text).unwrap();
+        write_file(&path, text);
         one_error(
             hook(&["--config", path.to_str().unwrap(), "prestart"], &state),
             says,
@@ -193,29 +193,27 @@ fn no_driver() {
     let device = root.join("sys/bus/pci/devices/0000:01:00.0");
     std::fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
     let config = dir.path().join("config.toml");
-    std::fs::write(
+    write_file(
         &config,
         format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display()),
-    )
-    .unwrap();
+    );
     let args = ["--config", config.to_str().unwrap(), "prestart"];
     one_error(hook(&args, &state), &["(ONH-010)"]);
     std::fs::create_dir_all(&device).unwrap();
-    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
-    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    write_file(device.join("vendor"), "0x10de\n");
+    write_file(device.join("class"), "0x030200\n");
     one_error(hook(&args, &state), &["(ONH-011)"]);
     let proc = root.join("proc/driver/nvidia");
     std::fs::create_dir_all(&proc).unwrap();
-    std::fs::write(
+    write_file(
         proc.join("version"),
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x\n",
-    )
-    .unwrap();
+    );
     one_error(
         hook(&args, &state),
         &["the kernel module of driver 550.1 is loaded, but libnvidia-ml is missing below"],
     );
-    std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
+    write_file(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n");
     one_error(hook(&args, &state), &["\"/nowhere\"", "(ONH-014)"]);
     assert_eq!(
         std::fs::read_dir(dir.path().join("rootfs"))
@@ -230,7 +228,7 @@ fn module_and_libraries_differ() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let version = fake.root.join("proc/driver/nvidia/version");
     let text = read(&version);
-    std::fs::write(&version, text.replace("535.183.01", "550.54.14")).unwrap();
+    write_file(&version, text.replace("535.183.01", "550.54.14"));
     one_error(
         with_fake(&fake, "all"),
         &[
@@ -243,8 +241,8 @@ fn module_and_libraries_differ() {
     std::fs::remove_file(fake.root.join("dev/nvidiactl")).unwrap();
     let device = fake.root.join("sys/bus/pci/devices/0000:01:00.0");
     std::fs::create_dir_all(&device).unwrap();
-    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
-    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    write_file(device.join("vendor"), "0x10de\n");
+    write_file(device.join("class"), "0x030200\n");
     let ran = with_fake(&fake, "all");
     assert_says(&ran.stderr, &["hint: load it with \"modprobe nvidia\""]);
     one_error(ran, &["(ONH-011)"]);
@@ -347,7 +345,7 @@ fn missing_node() {
 fn hostile_environment() {
     let dir = scratch();
     let plan = |spec: &[u8]| {
-        std::fs::write(dir.path().join("config.json"), spec).unwrap();
+        write_file(dir.path().join("config.json"), spec);
         let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
         hook(
             &["--config", "/dev/null", "plan", "-", "--request"],
@@ -356,8 +354,8 @@ fn hostile_environment() {
     };
     let with = |env: &[String]| {
         let spec = serde_json::json!({"process": {"env": env}, "root": {"path": "rootfs"}});
-        std::fs::write(dir.path().join("empty.toml"), "").unwrap();
-        std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+        write_file(dir.path().join("empty.toml"), "");
+        write_file(dir.path().join("config.json"), spec.to_string());
         let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
         let config = dir.path().join("empty.toml");
         hook(

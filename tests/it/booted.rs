@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{HOOK, Ran, host_wide_name, read, run, scratch, sh, shell};
+use crate::support::{HOOK, Ran, host_wide_name, read, run, scratch, sh, shell, write_file};
 
 /// The number of started instances: each has its own cgroup.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -35,7 +35,7 @@ impl Systemd {
             .iter()
             .map(|dir| format!("mkdir -p \"$root{dir}\"; mount --bind '{dir}' \"$root{dir}\"\n"))
             .collect();
-        std::fs::write(
+        write_file(
             &first,
             format!(
                 "set -eu\n\
@@ -54,8 +54,7 @@ impl Systemd {
                  export container=test\n\
                  exec chroot . /lib/systemd/systemd --system --unit=nothing.target --log-target=console --show-status=no\n"
             ),
-        )
-        .unwrap();
+        );
         let script = format!(
             "mount -t cgroup2 none /mnt; mkdir /mnt/{cgroup}; echo $$ >/mnt/{cgroup}/cgroup.procs; umount /mnt; \
              exec unshare --cgroup --fork --pid --mount --uts --ipc sh '{}'",
@@ -131,7 +130,7 @@ impl Systemd {
             err.display(),
             code.display()
         );
-        std::fs::write(path("script"), all).unwrap();
+        write_file(path("script"), all);
         self.enter(&format!(
             "systemd-run --quiet --collect -p DefaultDependencies=no sh {}",
             path("script").display()

@@ -16,7 +16,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 use crate::built;
 use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::scene::{CriContainer, overlay};
-use crate::support::{HOOK, Need, read, run, run_with, scratch, sh, shell};
+use crate::support::{HOOK, Need, read, run, run_with, scratch, sh, shell, write_file};
 
 const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Programs(&["cc", "strip"])];
 const NEEDS_VALGRIND: &[Need] = &[Need::Release, Need::Programs(&["cc", "valgrind"])];
@@ -124,7 +124,7 @@ fn trace(dir: &Path, options: &[&str], args: &[&str], stdin: &str) -> String {
 /// Returns how many page faults of the program were served without reading a file.
 fn faults(dir: &Path, program: &Path, args: &[&str], stdin: &str) -> u64 {
     let state = dir.join("stdin");
-    fs::write(&state, stdin).unwrap();
+    write_file(&state, stdin);
     let mut command = Command::new(program);
     command.args(args).env_clear();
     let mut child = command
@@ -150,7 +150,7 @@ fn faults_of_true(dir: &Path) -> u64 {
 }
 
 fn bundle(dir: &Path, spec: &serde_json::Value) -> String {
-    fs::write(dir.join("config.json"), spec.to_string()).unwrap();
+    write_file(dir.join("config.json"), spec.to_string());
     serde_json::json!({"id": "budget", "pid": 1, "bundle": dir}).to_string()
 }
 
@@ -540,7 +540,7 @@ fn memory_for_a_large_config_json() {
         let text = spec.to_string();
         let count = ((16 << 20) - text.len()) / (entry.len() + 1);
         let entries = format!("{entry},").repeat(count);
-        fs::write(&file, text.replace("\"@\"", entries.trim_end_matches(','))).unwrap();
+        write_file(&file, text.replace("\"@\"", entries.trim_end_matches(',')));
         assert!(fs::metadata(&file).unwrap().len() > 16_000_000);
     };
     for (pointer, entry) in [

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,7 +11,10 @@ use nvidia_host::cdi::stamp::Stamp;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Need, Ran, copy_nvml_program, read, run, run_with, scratch, source};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, run_with, scratch, source,
+    write_program,
+};
 use crate::why::isolated_program;
 
 tests! {
@@ -35,8 +37,7 @@ fn changed(dir: &Path, change: impl Fn(&mut [u8], usize)) -> PathBuf {
     change(&mut bytes, start);
     copy_nvml_program(dir);
     let path = dir.join("changed");
-    fs::write(&path, bytes).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&path, bytes);
     path
 }
 
@@ -85,10 +86,8 @@ fn stored_answers_belong_to_a_build() {
         hang(&fake);
         plan(old, &fake, dir.path()).ok();
         let ran = plan(new, &fake, dir.path());
-        assert!(
-            ran.code == Some(1) && ran.stdout.contains("(ONH-016)"),
-            "{ran:?}"
-        );
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert_says(&ran.stdout, &["(ONH-016)"]);
         fake.set_nvml(|old| old.replace("init-hang", ""));
         plan(new, &fake, dir.path()).ok();
         hang(&fake);

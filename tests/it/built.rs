@@ -2,12 +2,11 @@
 //! it: with link-time optimization, compiling takes minutes, and the tests of sizes, documents and packages all need the program.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::support::{HOOK, run, source};
+use crate::support::{HOOK, run, source, write_program};
 
 /// Returns the program that `make build` builds.
 pub fn release() -> &'static Path {
@@ -170,9 +169,7 @@ pub fn cargo() -> &'static Path {
             mps = stripped(&programs().join("oci-nvidia-mps")).display(),
             nvml = nvml_release().display()
         );
-        std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();
-        std::fs::write(&cargo, script).unwrap();
-        std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&cargo, script);
         cargo
     })
 }

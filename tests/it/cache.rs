@@ -14,7 +14,7 @@ use base::tree::Tree;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::gpus;
-use crate::support::{HOOK, Need, Ran, read, run, scratch, sh, shell};
+use crate::support::{HOOK, Need, Ran, read, run, scratch, sh, shell, write_file};
 
 tests! {
     NEEDS => a_cached_inventory_spares_nvml, what_changed_is_asked_for, a_failed_gpu_is_reported_again,
@@ -80,7 +80,7 @@ fn a_cached_inventory_spares_nvml() {
         kept.metadata().unwrap().permissions().mode() & 0o7777,
         0o600
     );
-    fs::write(&kept, "nonsense").unwrap();
+    write_file(&kept, "nonsense");
     assert!(asks(&fake), "a damaged file is not used");
 }
 
@@ -93,18 +93,17 @@ fn version_does_not_ask() {
     fake.run(&["info"]).ok();
     hang(&fake);
     assert_eq!(fake.run(&["version"]).ok(), format!("{driver}CUDA 12.2\n"));
-    fs::write(kept(&fake), "nonsense").unwrap();
+    write_file(kept(&fake), "nonsense");
     assert_eq!(fake.run(&["version"]).ok(), driver);
     fake.configure("nonsense");
     assert_eq!(fake.run(&["version"]).ok(), program);
     let without = scratch();
     let of = |words: &[&str]| run(Command::new(HOOK).args(words).env_clear()).ok();
     assert_eq!(of(&["--version"]), program);
-    fs::write(
+    write_file(
         without.path().join("c.toml"),
         format!("[nvidia-container-cli]\nroot = {:?}\n", without.path()),
-    )
-    .unwrap();
+    );
     let config = without.path().join("c.toml");
     assert_eq!(
         of(&["--config", config.to_str().unwrap(), "version"]),
@@ -420,11 +419,10 @@ fn a_hundred_at_once_ask_once() {
     let fake = FakeDriver::new(&["--gpus", "8"]);
     fake.set_nvml(|old| old + "\ninit-delay-ms 1000\n");
     let spec = fake.root.with_file_name("spec");
-    fs::write(
+    write_file(
         &spec,
         r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#,
-    )
-    .unwrap();
+    );
     let start = Instant::now();
     let start_one = |_| {
         let mut command = fake.command();

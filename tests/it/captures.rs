@@ -6,7 +6,7 @@ use nvidia_host::inventory::report::Report;
 use nvidia_host::inventory::{BusId, Gpu, Inventory};
 use serde_json::{Value, json};
 
-use crate::support::{HOOK, run_with, scratch, source};
+use crate::support::{HOOK, run_with, scratch, source, write_file};
 
 tests! {
     &[] => are_explained;
@@ -37,9 +37,9 @@ fn are_explained() {
         gpus,
         ..Inventory::default()
     });
-    std::fs::write(&inventory, serde_json::to_vec(&report).unwrap()).unwrap();
+    write_file(&inventory, serde_json::to_vec(&report).unwrap());
     let config = dir.path().join("config.toml");
-    std::fs::write(&config, "").unwrap();
+    write_file(&config, "");
     let mut seen = 0;
     for capture in std::fs::read_dir(source("tests/fixtures/captures"))
         .unwrap()

@@ -1,7 +1,7 @@
 //! CDI specs: their content for a host, how engines read them, and when they are regenerated.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,7 +20,10 @@ use oci_nvidia_hook::testing::cli::cdi_check as cdi_text;
 
 use crate::driver::FakeDriver;
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{HOOK, Need, Ran, assert_says, read, run, scratch, sh, sh_unshared, shell};
+use crate::support::{
+    HOOK, Need, Ran, assert_says, chmod, read, run, scratch, sh, sh_unshared, shell, write_file,
+    write_program,
+};
 use crate::{cdi_schema, golden, json_schema};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
@@ -415,7 +418,7 @@ fn refresh_rewrites_what_is_stale() {
         assert!(!names(&path).contains(&"2".to_owned()));
         fake.configure("");
         assert!(refreshed(&fake, &path));
-        std::fs::write(&path, "half a fi").unwrap();
+        write_file(&path, "half a fi");
         assert!(refreshed(&fake, &path), "it was broken");
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o644);
         sockets_come_and_go(&fake, &path);
@@ -446,8 +449,7 @@ fn files_appear(fake: &FakeDriver, path: &Path) {
         assert!(!has_it(), "{file}");
         assert!(!check().ok().contains("driver files were added"), "{file}");
         let added = fake.root.join(file);
-        std::fs::create_dir_all(added.parent().unwrap()).unwrap();
-        std::fs::write(&added, "").unwrap();
+        write_file(&added, "");
         let shown = check().ok();
         assert_says(
             &shown,
@@ -551,10 +553,8 @@ fn recreated_mig_devices_are_detected() {
         &fake,
         &["check", "--spec-dir", dir.path().to_str().unwrap()],
     );
-    assert!(
-        ran.code == Some(0) && ran.stderr.contains("(ONH-018)"),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_says(&ran.stderr, &["(ONH-018)"]);
 }
 
 /// Only the program that wrote a spec should write it again. A spec that one engine does not read is not broken.
@@ -563,7 +563,7 @@ fn specs_of_other_programs_are_theirs() {
     let dir = scratch();
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": [{"name": "0",
         "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/gone/nvidia-ctk"}]}}]}"#;
-    std::fs::write(dir.path().join("theirs.json"), spec).unwrap();
+    write_file(dir.path().join("theirs.json"), spec);
     let text = cdi(
         &fake,
         &["check", "--spec-dir", dir.path().to_str().unwrap()],
@@ -607,12 +607,7 @@ fn no_engine_is_run_without_need() {
         "#!/bin/sh\necho >>'{}/asked'\necho podman version 5.4.1\n",
         dir.path().display()
     );
-    std::fs::write(dir.path().join("fake"), fake_engine).unwrap();
-    std::fs::set_permissions(
-        dir.path().join("fake"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
+    write_program(dir.path().join("fake"), fake_engine);
     let path = dir.path().join("nvidia.yaml");
     let output = format!("--output {}", path.display());
     for arguments in [
@@ -639,19 +634,15 @@ fn refresh_makes_no_conflict() {
         ["nvidia.yaml", "nvidia.json", "theirs.json"].map(|name| dir.path().join(name));
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "NAME",
         "containerEdits": {"env": ["A=b"]}}]}"#;
-    std::fs::write(&theirs, spec.replace("NAME", "all")).unwrap();
+    write_file(&theirs, spec.replace("NAME", "all"));
     let ran = cdi(
         &fake,
         &["refresh", "--create", "--output", yaml.to_str().unwrap()],
     );
-    assert!(
-        ran.code == Some(0)
-            && ran.stderr.contains("(ONH-402)")
-            && ran.stderr.contains("theirs.json"),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_says(&ran.stderr, &["(ONH-402)", "theirs.json"]);
     assert!(!yaml.exists());
-    std::fs::write(&theirs, spec.replace("NAME", "first")).unwrap();
+    write_file(&theirs, spec.replace("NAME", "first"));
     assert!(refreshed(&fake, &yaml), "another name");
     // The options of the unit were changed.
     assert!(refreshed(&fake, &json));
@@ -671,7 +662,7 @@ fn refresh_makes_no_conflict() {
     std::fs::remove_file(&mine).unwrap();
     assert!(refreshed(&fake, &json));
     // A spec that exists is kept current. "cdi check" and doctor report the conflict.
-    std::fs::write(&theirs, spec.replace("NAME", "all")).unwrap();
+    write_file(&theirs, spec.replace("NAME", "all"));
     fake.configure("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"disabled\"");
     assert!(refreshed(&fake, &json));
 }
@@ -714,10 +705,7 @@ fn specs_keep_their_kind() {
             for verb in ["refresh", "generate"] {
                 let ran = cdi(&fake, &[&[verb], &output[..]].concat());
                 let stderr = ran.failed(1);
-                assert!(
-                    stderr.contains("cannot replace") && stderr.contains(command),
-                    "{stderr}"
-                );
+                assert_says(&stderr, &["cannot replace", command]);
             }
         } else {
             let words: Vec<_> = command.split(' ').collect();
@@ -750,17 +738,13 @@ fn one_advice_about_a_conflict() {
     for name in ["other.yaml", "nvidia-container-toolkit.yaml"] {
         let other = dir.path().join(name);
         for text in [theirs, copy.as_str()] {
-            std::fs::write(&other, text).unwrap();
+            write_file(&other, text);
             let advice = format!("run \"rm {}\"", other.display());
             let check = cdi(&fake, &[&["check"], &specs[..]].concat());
             assert!(check.stdout.contains(&advice), "{check:?}");
             let list = cdi(&fake, &[&["list"], &specs[..]].concat());
-            assert!(
-                list.code == Some(0)
-                    && list.stderr.contains(&advice)
-                    && list.stderr.contains("(ONH-402)"),
-                "{list:?}"
-            );
+            assert_eq!(list.code, Some(0), "{list:?}");
+            assert_says(&list.stderr, &[&advice, "(ONH-402)"]);
             for output in [&ours, &other] {
                 if *output == other && text == theirs {
                     continue;
@@ -799,7 +783,7 @@ fn refresh_without_gpus_prints_what_it_removes() {
     assert!(!path.exists());
     // The spec of another program is left unchanged.
     let theirs = r#"{"cdiVersion": "0.3.0", "kind": "a.b/c", "devices": [{"name": "d", "containerEdits": {"env": ["A=b"]}}]}"#;
-    std::fs::write(&path, theirs).unwrap();
+    write_file(&path, theirs);
     assert!(!refreshed(&fake, &path));
     std::fs::remove_dir_all(&fake.root).unwrap();
     assert!(!refreshed(&fake, &path), "no driver at all");
@@ -908,7 +892,7 @@ fn what_check_prints() {
     let dir = scratch();
     let spec = |name: &str, version: &str, devices: &str| {
         let text = format!("cdiVersion: {version}\nkind: nvidia.com/{name}\ndevices:\n{devices}");
-        std::fs::write(dir.path().join(format!("{name}.yaml")), text).unwrap();
+        write_file(dir.path().join(format!("{name}.yaml")), text);
     };
     let device = |name: &str, node: &str| {
         format!("- name: \"{name}\"\n  containerEdits:\n    deviceNodes: [{{path: {node}}}]\n")
@@ -1008,7 +992,7 @@ fn check_gives_reasons() {
     );
 
     std::fs::create_dir_all(&etc).unwrap();
-    std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
+    write_file(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n");
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
     assert!(
@@ -1034,7 +1018,7 @@ fn check_gives_reasons() {
         r#"{{"cdiVersion":"0.5.0","kind":"vendor.com/nic","containerEdits":{{"hooks":[{hook}]}},
             "devices":[{{"name":"0","containerEdits":{{"env":["A=b"]}}}}]}}"#
     );
-    std::fs::write(&nic, &text).unwrap();
+    write_file(&nic, &text);
     for names in [&[][..], &["vendor.com/nic=0"]] {
         let (code, text) = check(names);
         let message =
@@ -1049,7 +1033,7 @@ fn check_gives_reasons() {
         assert_says(&text, &["hint: add env: [\"PATH=", "vendor.com/nic=0 ("]);
     }
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0, "of another file");
-    std::fs::write(&nic, text.replace("\"path\"", "\"env\":[\"A=b\"],\"path\"")).unwrap();
+    write_file(&nic, text.replace("\"path\"", "\"env\":[\"A=b\"],\"path\""));
     assert_eq!(check(&[]).0, 0);
     std::fs::remove_file(nic).unwrap();
 
@@ -1068,7 +1052,7 @@ fn check_gives_reasons() {
         "{text}"
     );
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    chmod(&path, 0o600);
     let (code, text) = check(&["nvidia.com/gpu=all"]);
     assert!(
         code == 0 && text.contains("rootless Podman cannot read the file"),

@@ -16,7 +16,7 @@ use nvidia_host::driver::files;
 use nvidia_host::edits::{self, DevLink, Edits, HostFile, Need, Placement};
 
 use crate::conformance::{rows_of, table};
-use crate::support::scratch;
+use crate::support::{scratch, write_file};
 
 tests! {
     &[] => every_group, additional_gids, device_nodes, library_links, graphics_configs, versions, simplified,
@@ -195,8 +195,7 @@ fn graphics_configs() {
             let path = dir
                 .path()
                 .join(file.as_str().unwrap().trim_start_matches('/'));
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, "").unwrap();
+            write_file(path, "");
         }
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         let found = files::descriptions(&root, "535.1", Capabilities::new(&Capability::ALL));

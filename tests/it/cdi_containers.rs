@@ -18,7 +18,10 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
-use crate::support::{HOOK, Need, assert_says, fingerprint, read, run, run_with, scratch, shell};
+use crate::support::{
+    HOOK, Need, assert_lacks, assert_says, fingerprint, read, run, run_with, scratch, shell,
+    write_file,
+};
 use crate::why::{isolated, why};
 
 tests! {
@@ -339,11 +342,10 @@ fn do_their_work(spec: &Spec, entries: usize) {
     let rootfs = &image.rootfs;
     // The image has a libcuda with the name that programs open.
     std::fs::create_dir_all(rootfs.join("usr/lib/x86_64-linux-gnu")).unwrap();
-    std::fs::write(
+    write_file(
         rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1"),
         "the image's",
-    )
-    .unwrap();
+    );
     let container = with_mounts(dir.path(), rootfs, &edits);
     let look = "cat /proc/driver/nvidia/params; ls /proc/driver/nvidia/gpus; ldconfig -p; ls -l /usr/lib/*/libcuda*; \
                 cat /etc/nvidia/nvidia-application-profiles-rc.d/*; probe-dlopen libcuda.so.1";
@@ -357,10 +359,8 @@ fn do_their_work(spec: &Spec, entries: usize) {
         text,
         &["ModifyDeviceFiles: 0", "EGLVisibleDGPUDevices\", 0x5]"],
     );
-    assert!(
-        text.contains("0000:01:00.0\n0000:03:00.0\n") && !text.contains("secret"),
-        "{text}"
-    );
+    assert_says(text, &["0000:01:00.0\n0000:03:00.0\n"]);
+    assert_lacks(text, &["secret"]);
     assert_says(
         text,
         &["libcuda.so.1: ok /usr/lib/x86_64-linux-gnu/libcuda.so.1"],
@@ -393,7 +393,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
     let code = format!(
         "#include <fcntl.h>\n__attribute__((constructor)) void f(void) {{ open({mark:?}, O_CREAT, 0600); }}"
     );
-    std::fs::write(&source, code).unwrap();
+    write_file(&source, code);
     run(Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
         .arg(&library)
@@ -426,7 +426,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
                 .unwrap()
                 .remove("env");
         }
-        std::fs::write(&spec, open.to_string()).unwrap();
+        write_file(&spec, open.to_string());
         start(&spec).ok();
         assert!(!mark.exists(), "env: {has_env}");
     }

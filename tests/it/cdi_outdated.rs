@@ -185,10 +185,7 @@ fn device_numbers_of_an_earlier_load() {
         let stderr = scene
             .start_with(&spec.container_edits, &device.container_edits)
             .failed(1);
-        assert!(
-            stderr.contains("(ONH-063)") && stderr.contains(node),
-            "{stderr}"
-        );
+        assert_says(&stderr, &["(ONH-063)", node]);
     }
 }
 

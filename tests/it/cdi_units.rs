@@ -5,7 +5,7 @@ use crate::built;
 use crate::docs::blocks;
 use crate::driver::FakeDriver;
 use crate::harness::part;
-use crate::support::{Need, nvml_program, read, source};
+use crate::support::{Need, nvml_program, read, source, write_file};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -55,7 +55,7 @@ fn start() -> Systemd {
         );
     }
     install += &format!("systemctl daemon-reload; systemctl start {PATH} {SERVICE}\n");
-    std::fs::write(dir.join("install"), install).unwrap();
+    write_file(dir.join("install"), install);
     systemd
         .enter(&format!("sh -eu '{}'", dir.join("install").display()))
         .ok();
@@ -99,7 +99,7 @@ fn the_page_of_the_migration_stops_the_toolkit() {
         systemctl is-active nvidia-cdi-refresh.path";
     assert_eq!(systemd.enter(toolkit).stdout, "active\n");
     let script = systemd.dir.path().join("commands");
-    std::fs::write(&script, commands).unwrap();
+    write_file(&script, commands);
     // Without -e, as in the shell of an administrator: the exit status is the last command's.
     let copied = format!("sh '{}'", script.display());
     systemd.enter(&copied).ok();
@@ -149,7 +149,7 @@ fn a_change_at_the_end_of_a_run_is_not_lost() {
         last = UPDATES - 1
     );
     let path = systemd.dir.path().join("updates");
-    std::fs::write(&path, script).unwrap();
+    write_file(&path, script);
     let stdout = systemd.enter(&format!("sh -eu '{}'", path.display())).ok();
     assert_eq!(stdout, "0 outdated specs\n");
 }

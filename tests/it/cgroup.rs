@@ -18,7 +18,7 @@ use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, assert_says, host_wide_name, read, sh};
+use crate::support::{HOOK, Need, assert_says, host_wide_name, read, sh, write_file};
 use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
@@ -125,7 +125,7 @@ impl Group {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        fs::write(path.join("cgroup.procs"), process.id().to_string()).unwrap();
+        write_file(path.join("cgroup.procs"), process.id().to_string());
         Self {
             path,
             made,
@@ -276,7 +276,7 @@ fn v1_devices_allow() {
     const HIERARCHY: &str = "/sys/fs/cgroup/devices";
     let group = Group::new(HIERARCHY, "v1", "");
     assert_eq!(group.open(FIRST), Allowed);
-    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    write_file(group.path.join("devices.deny"), "a");
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied]);
 
     for _ in 0..2 {
@@ -296,7 +296,7 @@ fn v1_devices_allow() {
 fn v1_below_a_cgroup_that_lacks_the_device() {
     const HIERARCHY: &str = "/sys/fs/cgroup/devices";
     let group = Group::new(HIERARCHY, "v1-below", "inner");
-    fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
+    write_file(group.made[0].join("devices.deny"), "c 195:* rwm");
     let text = base::report::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
     assert_says(
         &text,
@@ -324,7 +324,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
             findings: vec![]
         }
     );
-    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    write_file(group.path.join("devices.deny"), "a");
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
         (outcome.access, outcome.findings[0].kind.id()),
@@ -337,7 +337,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     assert_eq!(read(group.path.join("devices.list")), "");
     assert_eq!(group.open(FIRST), Denied);
     // An edit would affect the service: it would apply to its other processes.
-    fs::write(group.path.join("devices.allow"), FIRST.to_string()).unwrap();
+    write_file(group.path.join("devices.allow"), FIRST.to_string());
     assert_eq!(group.open(FIRST), Allowed);
     let listed = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
@@ -395,8 +395,8 @@ fn v1_no_cgroups_is_reported() {
     let container = Waiting::with_all_gpus(dir.path(), &image);
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
-    fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
-    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    write_file(group.path.join("cgroup.procs"), container.pid().to_string());
+    write_file(group.path.join("devices.deny"), "a");
     let ran = container.call(&mut isolated(dir.path()), &fake.config);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert_says(
@@ -442,7 +442,7 @@ fn v2_no_cgroups_is_reported() {
     let container = Waiting::debian(ALL_GPUS, "");
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
-    fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
+    write_file(group.path.join("cgroup.procs"), container.pid().to_string());
     group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let before = group.attached(0);
     let ran = container.hook(&fake.config);
@@ -474,7 +474,7 @@ fn v2_no_cgroups_is_reported() {
 /// other processes must not get the GPUs.
 fn podman_without_a_cgroup() {
     let group = Group::new("/sys/fs/cgroup/devices", "disabled", "backup.service");
-    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    write_file(group.path.join("devices.deny"), "a");
     for rule in [
         "c *:* m",
         "b *:* m",
@@ -482,7 +482,7 @@ fn podman_without_a_cgroup() {
         "c 5:* rwm",
         "c 136:* rwm",
     ] {
-        fs::write(group.path.join("devices.allow"), rule).unwrap();
+        write_file(group.path.join("devices.allow"), rule);
     }
     let list = || read(group.path.join("devices.list"));
     let before = list();
@@ -772,7 +772,7 @@ fn v2_what_crun_gave_to_systemd_is_extended() {
                 bpf::detach(scope.as_fd(), ours.as_fd()).unwrap();
             }
         }
-        fs::write(unit_file, format!("[Scope]\n{line}")).unwrap();
+        write_file(unit_file, format!("[Scope]\n{line}"));
         let outcome = group.allow("0b", &[FIRST]);
         assert_eq!(outcome.access, DeviceAccess::Added);
         // Here is no systemd to wait for.
@@ -949,7 +949,7 @@ fn container(runtime: &str) {
             ]},
         },
     });
-    fs::write(bundle.path().join("config.json"), config.to_string()).unwrap();
+    write_file(bundle.path().join("config.json"), config.to_string());
 
     // The container's init keeps its stdout open, so a pipe would end only with the container.
     let out = bundle.path().join("out");

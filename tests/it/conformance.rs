@@ -16,7 +16,7 @@ use nvidia_host::request::Variable;
 use nvidia_host::require::{self, Properties, Requirement};
 use oci_nvidia_hook::testing::oci::spec_view;
 
-use crate::support::{HOOK, read, run_with, scratch, source};
+use crate::support::{HOOK, read, run_with, scratch, source, write_file};
 
 tests! {
     &[] => requests, devices_from_env, devices_from_mounts, visible_devices, imex_channels, image_requirements,
@@ -195,9 +195,9 @@ fn plan(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Value
         "ociVersion": "1.0.2", "root": {"path": "rootfs"}, "mounts": mounts,
         "process": {"env": env, "capabilities": {"bounding": bounding}},
     });
-    std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    write_file(dir.path().join("config.json"), spec.to_string());
     let file = dir.path().join("config.toml");
-    std::fs::write(&file, config).unwrap();
+    write_file(&file, config);
     let mut hook = Command::new(HOOK);
     hook.arg("--config")
         .arg(file)

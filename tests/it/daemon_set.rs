@@ -12,7 +12,7 @@ use crate::built;
 use crate::cdi::GPU_0;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{Need, assert_says, read, sh, source};
+use crate::support::{Need, assert_says, read, sh, source, write_file};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -166,11 +166,10 @@ fn run_on<T>(pod: &Value, settings: &str, prepare: impl FnOnce(&Path) -> T) -> S
     // directory, and to change to that takes CAP_SYS_CHROOT.
     let config = image.rootfs.join("etc/nvidia-container-runtime");
     fs::create_dir_all(&config).unwrap();
-    fs::write(
+    write_file(
         config.join("config.toml"),
         format!("[nvidia-container-cli]\nroot = \"/driver\"\n{settings}"),
-    )
-    .unwrap();
+    );
     fs::create_dir(image.rootfs.join("driver")).unwrap();
     let driver = format!(
         "--cap-add=SYS_CHROOT -v '{}:/driver:ro,dev' --device-cgroup-rule='c 195:* rw' --device-cgroup-rule='c 511:* rw'",

@@ -7,7 +7,9 @@ use std::sync::OnceLock;
 
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{IMAGE, Podman};
-use crate::support::{Need, Ran, assert_says, read, run, scratch, shell, source, unshare};
+use crate::support::{
+    Need, Ran, assert_lacks, assert_says, read, run, scratch, shell, source, unshare, write_file,
+};
 use crate::{built, docs, old_packages};
 
 const BUILD: &[Need] = &[
@@ -137,10 +139,8 @@ fn lintian_reports_nothing() {
         lint.arg(package(name));
     }
     let ran = run(&mut lint);
-    assert!(
-        ran.code == Some(0) && !ran.stdout.contains("W: ") && !ran.stdout.contains("E: "),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_lacks(&ran.stdout, &["W: ", "E: "]);
 }
 
 /// Uses this machine as a separate Debian host: `script` runs with layers over `/usr`, `/etc` and `/var` (including the database
@@ -197,14 +197,13 @@ fn podman_uses_the_installed_files() {
             .join(CONFIG)
             .with_file_name("config.toml.d")
             .join("root.toml");
-        std::fs::write(
+        write_file(
             &drop_in,
             format!(
                 "[nvidia-container-cli]\nroot = \"{}\"\n",
                 fake.root.display()
             ),
-        )
-        .unwrap();
+        );
         assert_eq!(
             podman.run_installed(&root, &smi).ok(),
             fake.on_host("nvidia-smi -L"),
@@ -261,7 +260,7 @@ fn a_running_container_keeps_its_gpus() {
     let podman = Podman::with_image();
     let poststop = dir.path().join("poststop.json");
     let hook = read(source("hooks.d/oci-nvidia-hook.json"));
-    std::fs::write(&poststop, hook.replace("prestart", "poststop")).unwrap();
+    write_file(&poststop, hook.replace("prestart", "poststop"));
     let script = format!(
         "install -i '{}' '{}'\n\
          mkdir -p /{CONFIG}.d /etc/containers/containers.conf.d\n\

@@ -13,7 +13,10 @@ use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::locate;
 
 use crate::driver::{FakeDriver, Waiting};
-use crate::support::{HOOK, Need, assert_says, read, run, run_with, scratch, sh, shell, source};
+use crate::support::{
+    HOOK, Need, assert_lacks, assert_says, read, run, run_with, scratch, sh, shell, source,
+    write_file,
+};
 
 // The packages come from the mirror that this Debian machine uses.
 const NEEDS: &[Need] = &[
@@ -172,10 +175,8 @@ fn the_real_files_resolve_in_a_container() {
     assert_eq!(container.hook(&fake.config).ok(), "");
     let libdir = "/usr/lib/x86_64-linux-gnu";
     let needed = container.output("LD_TRACE_LOADED_OBJECTS=1 /usr/bin/nvidia-smi");
-    assert!(
-        needed.contains("libc.so.6 => ") && !needed.contains("not found"),
-        "{needed}"
-    );
+    assert_says(&needed, &["libc.so.6 => "]);
+    assert_lacks(&needed, &["not found"]);
     container.output(
         "probe-dlopen libcuda.so.1 libcuda.so libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4",
     );
@@ -207,17 +208,16 @@ fn the_real_library_without_a_gpu() {
     let dir = scratch();
     std::fs::create_dir(dir.path().join("rootfs")).unwrap();
     let spec = serde_json::json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": "rootfs"}});
-    std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    write_file(dir.path().join("config.json"), spec.to_string());
     let state =
         serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir.path()}).to_string();
     let host = dir.path().join("host");
     shell!("cp -al '{}' '{}'", root().display(), host.display());
     let config = dir.path().join("config.toml");
-    std::fs::write(
+    write_file(
         &config,
         format!("[nvidia-container-cli]\nroot = \"{}\"\n", host.display()),
-    )
-    .unwrap();
+    );
     let hook = || {
         let mut hook = Command::new(HOOK);
         run_with(
@@ -234,8 +234,8 @@ fn the_real_library_without_a_gpu() {
     assert!(hook().contains("(ONH-010)"));
     let device = devices.join("0000:01:00.0");
     std::fs::create_dir(&device).unwrap();
-    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
-    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    write_file(device.join("vendor"), "0x10de\n");
+    write_file(device.join("class"), "0x030200\n");
     let stderr = hook();
     assert_says(
         &stderr,
@@ -385,7 +385,7 @@ fn the_table_of_nvml_is_that_of_nvml_h() {
     let dir = scratch();
     let compile = |assertions: &str, options: &[&str]| {
         let file = dir.path().join("table.c");
-        std::fs::write(&file, format!("#include <nvml.h>\n{assertions}\n")).unwrap();
+        write_file(&file, format!("#include <nvml.h>\n{assertions}\n"));
         let mut cc = Command::new("cc");
         run(cc
             .arg("-fsyntax-only")
@@ -428,11 +428,10 @@ fn the_table_of_nvml_is_that_of_nvml_h() {
 fn the_fake_library_serves_a_device_plugin() {
     let dir = scratch();
     let layout = dir.path().join("layout");
-    std::fs::write(
+    write_file(
         &layout,
         "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-1\nmig gpu=0 gi=2 ci=0 profile=3g.40gb uuid=MIG-3\n",
-    )
-    .unwrap();
+    );
     // Paths that are relative, as a user would give them.
     let make = "cd \"$1\"; \"$2\" fake --build build --gpus 1; \"$2\" fake --mig-layout layout";
     let make_root = source("tests/fake-driver/make-root");

@@ -12,8 +12,8 @@ use crate::engine::{IMAGE, Podman};
 use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, nvml_program, read, run, run_with, scratch,
-    sh_unshared, shell, source,
+    HOOK, Need, Ran, assert_lacks, assert_says, copy_nvml_program, nvml_program, read, run,
+    run_with, scratch, sh_unshared, shell, source, write_file,
 };
 
 const RUNC: &[Need] = &[Need::Root, Need::Programs(&["runc", "cc"]), Need::CgroupV1];
@@ -73,10 +73,8 @@ fn podman_knows_the_runtime() {
         "etc/containers/containers.conf.d/50-oci-nvidia-hook-compat.conf",
     );
     let seen = podman.run_installed(host.path(), &asked).ok();
-    assert!(
-        seen.contains("GPU-51eed001") && !seen.contains("GPU-51eed000"),
-        "{seen}"
-    );
+    assert_says(&seen, &["GPU-51eed001"]);
+    assert_lacks(&seen, &["GPU-51eed000"]);
     let usual = ["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "nvidia-smi", "-L"];
     let usual = podman.run_installed(host.path(), &usual);
     assert_ne!(
@@ -185,7 +183,7 @@ impl Bundle {
 
     /// Runs another runtime, with options.
     fn run_with(self, before: &str, runtime: &str) -> Ran {
-        std::fs::write(self.dir.join("config.json"), self.spec.to_string()).unwrap();
+        write_file(self.dir.join("config.json"), self.spec.to_string());
         // The bundle is the working directory, as with containerd's shim.
         let script = format!(
             "{before}\ncd '{dir}'\nexec {runtime} --root '{dir}/state' run 'onh-docker-{pid}-{name}'",
@@ -262,10 +260,8 @@ fn gpus_all() {
     // The user sees the error, and the container does not start.
     let wrong = bundle("7").run(&config);
     assert_ne!(wrong.code, Some(0));
-    assert!(
-        wrong.stderr.contains("(ONH-030)") && !wrong.stdout.contains("GPU"),
-        "{wrong:?}"
-    );
+    assert_says(&wrong.stderr, &["(ONH-030)"]);
+    assert_lacks(&wrong.stdout, &["GPU"]);
 }
 
 /// Our hook file, and one that NVIDIA's toolkit left, whose program is now a link to ours: the container is set up once.
@@ -344,10 +340,8 @@ fn runtime_nvidia() {
     // The engine takes the message from the log.
     std::fs::remove_file(&log).ok();
     let wrong = bundle(&["NVIDIA_VISIBLE_DEVICES=7"]).run_with(&config, &runtime);
-    assert!(
-        wrong.code == Some(1) && wrong.stderr.contains("(ONH-030)"),
-        "{wrong:?}"
-    );
+    assert_eq!(wrong.code, Some(1), "{wrong:?}");
+    assert_says(&wrong.stderr, &["(ONH-030)"]);
     let entry: Value = serde_json::from_str(read(&log).trim()).unwrap();
     assert_eq!(entry["level"], "error");
     assert!(
@@ -370,11 +364,10 @@ fn runtime_nvidia() {
         "1".to_owned(), 0, "runc version";
     } {
         let keys = format!("[nvidia-container-runtime]\nruntimes = {runtimes}\n");
-        std::fs::write(
+        write_file(
             dir.path().join("etc/nvidia-container-runtime/config.toml"),
             keys,
-        )
-        .unwrap();
+        );
         let ran = sh_unshared(&format!("{config}; {program} --version"));
         assert!(
             ran.code == Some(code) && format!("{}{}", ran.stdout, ran.stderr).contains(text),

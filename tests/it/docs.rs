@@ -7,7 +7,7 @@ use std::process::Command;
 use findings::catalog;
 use nvidia_host::config::schema::{self, Meaning};
 
-use crate::support::{HOOK, read, run, run_with, scratch, source};
+use crate::support::{HOOK, read, run, run_with, scratch, source, write_file};
 
 tests! {
     &[] => findings_are_those_of_the_catalog, tests_that_documents_name_exist, files_and_links_are_there, command_lines_are_understood,
@@ -116,7 +116,7 @@ fn findings_are_those_of_the_catalog() {
     let (found, after) = rest.split_once(END).unwrap();
     let generated = entries_of_findings();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, [before, BEGIN, &generated, END, after].concat()).unwrap();
+        write_file(&path, [before, BEGIN, &generated, END, after].concat());
         return;
     }
     for (row, (found, expected)) in found.lines().zip(generated.lines()).enumerate() {
@@ -278,7 +278,7 @@ fn keys_of_config_toml_are_known() {
     let spec = r#"{"root":{"path":"/"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
     for (page, text) in pages() {
         for block in blocks(&text, "toml") {
-            std::fs::write(&config, block).unwrap();
+            write_file(&config, block);
             let mut plan = Command::new(HOOK);
             plan.arg("--config")
                 .arg(&config)

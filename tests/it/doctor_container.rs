@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::driver::{FakeDriver, Image};
 use crate::hostile::blocking;
-use crate::support::{HOOK, Need, read, run, scratch, sh, shell, unshare};
+use crate::support::{HOOK, Need, read, run, scratch, sh, shell, unshare, write_file};
 use crate::{golden, json_schema};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare"])];
@@ -329,7 +329,7 @@ fn a_cgroup_that_denies() {
     let id = id.replacen("0000000000", "abcdef0123", 1);
     let cgroup = Path::new("/sys/fs/cgroup/devices").join(format!("libpod-{id}"));
     std::fs::create_dir(&cgroup).unwrap();
-    let write = |file: &str, text: &str| std::fs::write(cgroup.join(file), text).unwrap();
+    let write = |file: &str, text: &str| write_file(cgroup.join(file), text);
     write("cgroup.procs", &container.0.id().to_string());
     let asked = ["--container", &id[..30]];
     let denied = |outcomes: &[Value]| {

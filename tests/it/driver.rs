@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::kernels::hook_command;
 use crate::support::{
-    HOOK, Need, Ran, read, run, run_with, scratch, sh, sh_unshared, shell, source,
+    HOOK, Need, Ran, read, run, run_with, scratch, sh, sh_unshared, shell, source, write_file,
 };
 
 /// The needs of tests with [`Waiting`].
@@ -79,7 +79,7 @@ impl FakeDriver {
             );
         }
         let file = self.root.with_file_name("layout");
-        std::fs::write(&file, layout).unwrap();
+        write_file(&file, layout);
         run(Command::new(source("tests/fake-driver/make-root"))
             .arg(&self.root)
             .arg("--mig-layout")
@@ -113,7 +113,7 @@ impl FakeDriver {
             "[nvidia-container-cli]\nroot = \"{}\"\n{more}\n",
             self.root.display()
         );
-        std::fs::write(&self.config, text).unwrap();
+        write_file(&self.config, text);
     }
 
     /// Rewrites the library's configuration, in the file next to it.
@@ -121,7 +121,7 @@ impl FakeDriver {
         let library = self.library();
         let beside = library.with_file_name("nvml.conf");
         let old = read(&beside);
-        std::fs::write(beside, change(old)).unwrap();
+        write_file(beside, change(old));
     }
 
     /// Returns the names of the driver's files below /usr.
@@ -320,7 +320,7 @@ impl Waiting {
                 .iter()
                 .map(|(name, value)| (name.clone(), value.clone())),
         );
-        std::fs::write(self.bundle.join("config.json"), spec.to_string()).unwrap();
+        write_file(self.bundle.join("config.json"), spec.to_string());
     }
 
     pub fn state(&self) -> String {
@@ -357,7 +357,7 @@ impl Waiting {
         let mut spec: serde_json::Value =
             serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         spec[field] = value;
-        std::fs::write(path, spec.to_string()).unwrap();
+        write_file(path, spec.to_string());
     }
 
     /// Adds hook entries to config.json, like an engine for a CDI device.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::driver::{ALL_GPUS, FakeDriver, Image};
 use crate::own_nodes::NODES_OF_THE_HOST;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, private_dir, read, run_with, scratch, snapshot,
+    HOOK, Need, Ran, assert_says, private_dir, read, run_with, scratch, snapshot, write_file,
 };
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
@@ -47,7 +47,7 @@ fn no_request_is_the_same_bytes() {
     let dir = scratch();
     // An error in config.toml does not stop a container that requests nothing.
     let config = dir.path().join("config.toml");
-    fs::write(&config, "nonsense = ").unwrap();
+    write_file(&config, "nonsense = ");
     for env in [
         &[][..],
         &["NVIDIA_VISIBLE_DEVICES=void"],
@@ -132,7 +132,7 @@ fn the_hook_does_what_it_adds() {
             before,
             "the image is only examined"
         );
-        fs::write(dir.path().join("config.json"), &spec).unwrap();
+        write_file(dir.path().join("config.json"), &spec);
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
         let shown = fake.run_with(&["plan", "-", "--json"], &state);
         let shown: Value = serde_json::from_str(&shown.ok()).unwrap();

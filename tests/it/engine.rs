@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::driver::{FakeDriver, Image};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, read, run, scratch, scratch_with_short_path, unshare};
+use crate::support::{
+    HOOK, Need, Ran, chmod, read, run, scratch, scratch_with_short_path, unshare, write_file,
+};
 
 /// The needs of tests with podman and runc.
 pub const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["podman", "runc", "cc"])];
@@ -122,7 +124,7 @@ impl Podman {
         let runroot = scratch_with_short_path();
         // Root of a user namespace must be able to search the directories.
         for dir in [&dir, &runroot] {
-            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+            chmod(dir.path(), 0o755);
         }
         let hooks = dir.path().join("hooks.d");
         std::fs::create_dir_all(&hooks).unwrap();
@@ -132,7 +134,7 @@ impl Podman {
             "{CONTAINERS_CONF}[network]\nnetwork_config_dir = \"{}\"\n",
             networks.display()
         );
-        std::fs::write(dir.path().join("containers.conf"), conf).unwrap();
+        write_file(dir.path().join("containers.conf"), conf);
         let podman = Self {
             dir,
             runroot,
@@ -153,7 +155,7 @@ impl Podman {
         json["stages"] = serde_json::json!([stage]);
         json["hook"]["path"] = HOOK.into();
         json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", config, stage]);
-        std::fs::write(self.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
+        write_file(self.hooks.join("oci-nvidia-hook.json"), json.to_string());
     }
 
     /// Removes the hook file.
@@ -187,7 +189,7 @@ impl Podman {
         std::fs::create_dir_all(&dir).unwrap();
         // The file is renamed into place, because another test may be reading it.
         let temporary = dir.join(format!("{:?}", std::thread::current().id()));
-        std::fs::write(&temporary, json.to_string()).unwrap();
+        write_file(&temporary, json.to_string());
         std::fs::rename(temporary, dir.join("oci-nvidia-hook.json")).unwrap();
         dir
     }

@@ -8,7 +8,7 @@ use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
-use crate::support::{HOOK, Ran, read, scratch, source};
+use crate::support::{HOOK, Ran, read, scratch, source, write_file};
 
 tests! {
     NEEDS => of_runc, of_a_removed_stage, of_cdi, of_a_time_that_is_up, of_containers_conf;
@@ -120,7 +120,7 @@ fn of_a_time_that_is_up() {
     let file = podman.hooks.join("oci-nvidia-hook.json");
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     json["hook"]["timeout"] = 1.into();
-    fs::write(&file, json.to_string()).unwrap();
+    write_file(&file, json.to_string());
     let ran = podman.run(
         Cgroup::AsMounted,
         &["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "true"],
@@ -136,7 +136,7 @@ fn of_containers_conf() {
     .unwrap();
     let podman = Podman::shared();
     let conf = podman.dir.path().join("append.conf");
-    fs::write(&conf, "[engine]\nhooks_dir = [\"/x\", {append = true}]\n").unwrap();
+    write_file(&conf, "[engine]\nhooks_dir = [\"/x\", {append = true}]\n");
     let ran = podman.run_with_conf(&conf, &[IMAGE, "true"]);
     if version < Version(4, 8, 0) {
         assert_says(&ran, &of_the_page("incompatible types"));

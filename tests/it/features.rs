@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::own_nodes::NODES_OF_THE_HOST;
-use crate::support::{assert_says, read, run_with, scratch, shell};
+use crate::support::{assert_says, read, run_with, scratch, shell, write_file};
 
 tests! {
     NEEDS => prepare_makes_nodes, cuda_compat, files_of_the_administrator, links_for_development,
@@ -53,7 +53,7 @@ fn prepare_makes_nodes() {
     assert_eq!(prepare(), "");
     let dev = fake.root.join("dev");
     std::fs::remove_file(dev.join("nvidia0")).unwrap();
-    std::fs::write(dev.join("nvidia0"), "").unwrap();
+    write_file(dev.join("nvidia0"), "");
     assert!(prepare().starts_with("made /dev/nvidia0 "));
     let link = std::fs::read_link(dev.join("char/510:12")).unwrap();
     assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap12"));
@@ -66,11 +66,10 @@ fn prepare_makes_nodes() {
         "660 root:video"
     );
 
-    std::fs::write(
+    write_file(
         fake.root.join("proc/driver/nvidia/params"),
         "ModifyDeviceFiles: 0\n",
-    )
-    .unwrap();
+    );
     assert_eq!(prepare(), "", "the administrator makes them");
 }
 
@@ -119,7 +118,7 @@ fn cuda_compat() {
     fake.configure("");
     let (dir, image) = Image::debian();
     std::fs::create_dir_all(dir.path().join("host")).unwrap();
-    std::fs::write(dir.path().join("host/libcuda.so.999.1.1"), "").unwrap();
+    write_file(dir.path().join("host/libcuda.so.999.1.1"), "");
     std::fs::create_dir_all(image.rootfs.join("usr/local/cuda")).unwrap();
     symlink(
         dir.path().join("host"),
@@ -196,7 +195,7 @@ fn unknown_libraries_are_for_all() {
         } else {
             format!("supported-driver-capabilities = \"{supported}\"\n")
         };
-        std::fs::write(&fake.config, lock + &shipped).unwrap();
+        write_file(&fake.config, lock + &shipped);
         let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={asked}");
         let shown = fake.plan(&[ALL_GPUS[0], &capabilities]).to_string();
         assert_eq!(
@@ -219,14 +218,13 @@ fn files_of_the_administrator() {
         opt.join("libextra.so.7"),
     )
     .unwrap();
-    std::fs::write(opt.join("extra.conf"), "extra").unwrap();
+    write_file(opt.join("extra.conf"), "extra");
     let drop_ins = fake.config.with_file_name("config.toml.d");
     std::fs::create_dir(&drop_ins).unwrap();
-    std::fs::write(
+    write_file(
         drop_ins.join("extra.toml"),
         "[driver]\nfiles = [\"/opt/extra/libextra.so.7\", \"/opt/extra/extra.conf\", \"/opt/extra/none\"]\n",
-    )
-    .unwrap();
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
@@ -246,7 +244,7 @@ pub fn compat_library(path: &Path, drivers: &str) {
          1: .asciz \"{json}\"\n2: .balign 4\n"
     );
     let source = path.with_extension("s");
-    std::fs::write(&source, if drivers.is_empty() { "" } else { &note }).unwrap();
+    write_file(&source, if drivers.is_empty() { "" } else { &note });
     let mut cc = Command::new("cc");
     run_with(
         cc.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"])
@@ -335,9 +333,9 @@ fn limits_and_requirements() {
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr
-            .contains("NVIDIA_REQUIRE_CUDA=\"cuda>=99\", but GPU 0 has cuda 12.2")
+    assert_says(
+        &ran.stderr,
+        &["NVIDIA_REQUIRE_CUDA=\"cuda>=99\", but GPU 0 has cuda 12.2"],
     );
     assert!(ran.stderr.contains("(ONH-204)"), "{ran:?}");
     ran.ok();

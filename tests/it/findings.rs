@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, private_dir, read, run, run_with, scratch};
+use crate::support::{HOOK, Need, private_dir, read, run, run_with, scratch, write_file};
 
 tests! {
     NEEDS => of_commands, of_the_driver, of_a_container;
@@ -144,7 +144,7 @@ fn of_a_request() {
     let fake = FakeDriver::new(&["--gpus", "0", "--no-dev"]);
     fake.configure("");
     let text = read(&fake.config);
-    let with = |line: &str| fs::write(&fake.config, format!("{line}\n{text}")).unwrap();
+    let with = |line: &str| write_file(&fake.config, format!("{line}\n{text}"));
     with("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
     assert_eq!(explained(&fake, ALL_GPUS), ["ONH-103".to_owned()].into());
     with("swarm-resource = \"GPU\"");
@@ -169,13 +169,12 @@ fn of_a_container() {
     let fake = FakeDriver::shared();
     let (dir, image) = Image::debian();
     let libcuda = image.rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1");
-    fs::write(&libcuda, "the image's own").unwrap();
-    fs::write(
+    write_file(&libcuda, "the image's own");
+    write_file(
         libcuda.with_file_name("libnvidia-ml.so.535.183.01"),
         "the image's own",
-    )
-    .unwrap();
-    fs::write(libcuda.with_file_name("libcuda.so.535.183.01"), "").unwrap();
+    );
+    write_file(libcuda.with_file_name("libcuda.so.535.183.01"), "");
     std::os::unix::fs::symlink("sh", image.rootfs.join("usr/bin/nvidia-smi")).unwrap();
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver; touch $rootfs/proc/driver/nvidia";
     let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, proc);
@@ -186,7 +185,7 @@ fn of_a_container() {
     let log = private.path().join("log");
     let config = dir.path().join("config.toml");
     let text = read(&fake.config);
-    fs::write(&config, format!("{text}debug = \"{}\"\n", log.display())).unwrap();
+    write_file(&config, format!("{text}debug = \"{}\"\n", log.display()));
     container.hook(&config).ok();
     let log = read(log);
     assert!(log.contains(": note: "), "{log}");

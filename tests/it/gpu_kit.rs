@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::built;
 use crate::driver::FakeDriver;
 use crate::harness::part;
-use crate::support::{Need, Ran, read, run, scratch, sh, shell, source};
+use crate::support::{Need, Ran, read, run, scratch, sh, shell, source, write_file};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -75,7 +75,7 @@ impl Machine {
     fn new(make_root: &[&str]) -> Self {
         let fake = FakeDriver::new(make_root);
         // The fake CUDA reports faults to the fake NVML with it.
-        std::fs::write(fake.library().with_file_name("nvml.events"), "").unwrap();
+        write_file(fake.library().with_file_name("nvml.events"), "");
         Self {
             fake,
             dir: scratch(),
@@ -463,7 +463,7 @@ const FAULTS: &[Fault] = &[
         |machine| {
             let version = machine.file("proc/driver/nvidia/version");
             let text = read(&version).replace("535.183.01", "550.54.15");
-            std::fs::write(version, text).unwrap();
+            write_file(version, text);
         },
         &["info"],
         &[],
@@ -479,7 +479,7 @@ const FAULTS: &[Fault] = &[
         |machine| {
             let params = machine.file("proc/driver/nvidia/params");
             let text = read(&params).replace("DeviceFileMode: 438", "DeviceFileMode: 384");
-            std::fs::write(params, text).unwrap();
+            write_file(params, text);
         },
         &["prepare"],
         &["info", "cuda"],

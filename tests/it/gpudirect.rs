@@ -12,7 +12,7 @@ use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{assert_says, read, scratch, shell};
+use crate::support::{assert_lacks, assert_says, read, scratch, shell, write_file};
 
 tests! {
     NEEDS => specs_of_other_devices, one_class, a_spec_follows_the_host, each_variable_gives_its_devices, a_missing_module_is_named, denied_features_are_refused,
@@ -267,10 +267,8 @@ fn a_socket_in_a_given_directory() {
     let edited = edit_config(&fake, &image, &ALL_FEATURES).to_string();
     assert!(!edited.contains("/run/udev"), "{edited}");
     let said = cdi(&fake, &["generate", "--class=gds", "--output=-"]);
-    assert!(
-        said.stderr.contains(why) && !said.stdout.contains("/run/udev"),
-        "{said:?}"
-    );
+    assert_says(&said.stderr, &[why]);
+    assert_lacks(&said.stdout, &["/run/udev"]);
 }
 
 /// Returns the edited config.json for a container with these variables.
@@ -493,10 +491,7 @@ fn one_class() {
         &["refresh", "--class=gds"], 2, "\"cdi refresh\" updates the spec of gds together with the spec of the GPUs";
     } {
         let stderr = cdi(&fake, arguments).failed(code);
-        assert!(
-            stderr.contains(text) && stderr.contains("\nhint: "),
-            "{stderr}"
-        );
+        assert_says(&stderr, &[text, "\nhint: "]);
     }
     shell!("rm '{}'", fake.root.join("dev/gdrdrv").display());
     let stderr = cdi(&fake, &["generate", "--class=gdrcopy", "--output=-"]).failed(1);
@@ -566,7 +561,7 @@ fn a_spec_follows_the_host() {
     // The spec of another program stays, and ours is not written next to it.
     let other = dir.path().join("other.yaml");
     let spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gdrcopy\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n";
-    std::fs::write(&other, spec).unwrap();
+    write_file(&other, spec);
     refresh();
     assert_eq!(files(), "nvidia.yaml other.yaml");
 }
@@ -610,10 +605,8 @@ fn podman_gives_them_by_name() {
                 "{line} is not in\n{text}"
             );
         }
-        assert!(
-            text.contains("channel11: ENXIO") && !text.contains("channel0"),
-            "{text}"
-        );
+        assert_says(&text, &["channel11: ENXIO"]);
+        assert_lacks(&text, &["channel0"]);
     }
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
     let ran = run(&["--device=nvidia.com/gpu=0"]);

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::cdi::{GPU_0, GPU_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{Need, Ran, assert_says, read, run, scratch};
+use crate::support::{Need, Ran, assert_says, read, run, scratch, write_file};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -42,7 +42,7 @@ fn information(fake: &FakeDriver, bus: &str) -> std::path::PathBuf {
 fn replace(path: &Path, old: &str, new: &str) {
     let text = read(path);
     assert!(text.contains(old), "{text}");
-    fs::write(path, text.replace(old, new)).unwrap();
+    write_file(path, text.replace(old, new));
 }
 
 /// NVML counts the GPUs that it can open, so its GPU 0 is the second one of the host here.
@@ -142,10 +142,8 @@ fn a_lost_gpu_is_reported_once() {
     assert_eq!(stderr.matches("ONH-401").count(), 1, "{stderr}");
     for asked in ["1", "0000:02:00.0", GPU_1] {
         let shown = plan(&fake, asked);
-        assert!(
-            shown.code == Some(1) && shown.stdout.contains("GPU 1: nvmlDeviceGetHandleByIndex"),
-            "{shown:?}"
-        );
+        assert_eq!(shown.code, Some(1), "{shown:?}");
+        assert_says(&shown.stdout, &["GPU 1: nvmlDeviceGetHandleByIndex"]);
         assert!(shown.stdout.contains("ONH-033"), "{asked}: {shown:?}");
     }
 }
@@ -175,10 +173,8 @@ fn an_excluded_gpu_does_not_exist() {
     );
     for asked in [GPU_1, "0000:02:00.0"] {
         let shown = plan(&fake, asked);
-        assert!(
-            shown.code == Some(1) && shown.stdout.contains("NVreg_ExcludedGpus"),
-            "{shown:?}"
-        );
+        assert_eq!(shown.code, Some(1), "{shown:?}");
+        assert_says(&shown.stdout, &["NVreg_ExcludedGpus"]);
         assert!(shown.stdout.contains("ONH-033"), "{shown:?}");
     }
     let info = fake.run(&["info"]).ok();
@@ -260,7 +256,7 @@ fn info_json_can_be_replayed() {
     );
     devices.remove(0);
     let file = dir.path().join("inventory.json");
-    fs::write(&file, report.to_string()).unwrap();
+    write_file(&file, report.to_string());
     let replay = |asked: &str| {
         let file = file.to_str().unwrap();
         for_container(&fake, asked, &["plan", "-", "--inventory", file])

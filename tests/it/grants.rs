@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use crate::cdi::GPU_1;
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, Ran, assert_says, read, run_with, scratch};
+use crate::support::{
+    HOOK, Need, Ran, assert_lacks, assert_says, read, run_with, scratch, write_file,
+};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -28,7 +30,7 @@ const LOCKED: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = f
 fn configure_first(fake: &FakeDriver, lines: &str) {
     fake.configure("");
     let text = read(&fake.config);
-    fs::write(&fake.config, format!("{lines}{text}")).unwrap();
+    write_file(&fake.config, format!("{lines}{text}"));
 }
 
 fn node(name: &str, major: u32, minor: u32) -> Value {
@@ -89,10 +91,8 @@ fn device_nodes_bring_the_files() {
     configure_first(&fake, "");
     let spec = with(gpu_1(), &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]);
     let shown = plan(&fake, &spec).ok();
-    assert!(
-        shown.contains("driver capabilities: utility\n") && !shown.contains("libcuda"),
-        "{shown}"
-    );
+    assert_says(&shown, &["driver capabilities: utility\n"]);
+    assert_lacks(&shown, &["libcuda"]);
     assert_says(
         &shown,
         &["a device node in config.json requests /dev/nvidia1"],
@@ -112,14 +112,9 @@ fn device_nodes_of_mig_devices() {
         with(json!({"linux": {"devices": devices}}), &[], &[])
     };
     let shown = plan(&fake, &nodes(&[21, 22])).ok();
-    assert!(
-        shown.contains("(UUID: MIG-51eed000-0002") && !shown.contains("MIG-51eed000-0001"),
-        "{shown}"
-    );
-    assert!(
-        !shown.contains("(UUID: GPU-") && !shown.contains("ONH-230"),
-        "{shown}"
-    );
+    assert_says(&shown, &["(UUID: MIG-51eed000-0002"]);
+    assert_lacks(&shown, &["MIG-51eed000-0001"]);
+    assert_lacks(&shown, &["(UUID: GPU-", "ONH-230"]);
     let shown = plan(&fake, &nodes(&[])).ok();
     assert_says(&shown, &["(UUID: GPU-", "ONH-230"]);
 }
@@ -161,10 +156,7 @@ fn device_nodes_stop_no_container() {
     let left_unchanged = |spec: &Value, says: &str| {
         container.set_spec(&[], spec);
         let ran = container.hook(&fake.config);
-        assert!(
-            ran.stderr.contains(says) && ran.stderr.contains("(ONH-111)\nhint: "),
-            "{ran:?}"
-        );
+        assert_says(&ran.stderr, &[says, "(ONH-111)\nhint: "]);
         ran.ok();
         assert_eq!(container.mountinfo(), before);
         let shown = plan(&fake, &with(spec.clone(), &[], &[])).ok();
@@ -181,7 +173,7 @@ fn device_nodes_stop_no_container() {
     fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
     left_unchanged(&gpu_1(), "NVML");
     // An error in config.toml affects only containers that request GPUs.
-    fs::write(&fake.config, "nonsense = ").unwrap();
+    write_file(&fake.config, "nonsense = ");
     container.set_spec(&[], &gpu_1());
     assert_eq!(container.hook(&fake.config).ok(), "");
 }
@@ -360,13 +352,11 @@ fn hosts_without_a_gpu() {
     // A GPU whose driver is not loaded is a different case.
     let device = root.join("sys/bus/pci/devices/0000:01:00.0");
     fs::create_dir(&device).unwrap();
-    fs::write(device.join("vendor"), "0x10de\n").unwrap();
-    fs::write(device.join("class"), "0x030200\n").unwrap();
+    write_file(device.join("vendor"), "0x10de\n");
+    write_file(device.join("class"), "0x030200\n");
     let shown = plan(&fake, &asks("all"));
-    assert!(
-        shown.code == Some(1) && shown.stdout.contains("ONH-011"),
-        "{shown:?}"
-    );
+    assert_eq!(shown.code, Some(1), "{shown:?}");
+    assert_says(&shown.stdout, &["ONH-011"]);
     fs::remove_dir_all(&device).unwrap();
     // The GPU of an SoC is not on a PCI bus.
     fs::create_dir_all(root.join("proc/driver/nvidia/gpus/0000:01:00.0")).unwrap();

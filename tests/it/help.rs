@@ -1,7 +1,6 @@
 //! Help, completions and the man pages describe exactly the commands and options of the program.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use clap::{Arg, CommandFactory};
@@ -10,7 +9,7 @@ use oci_nvidia_hook::testing::cli::args::Cli;
 use crate::cdi::cdi;
 use crate::docs::texts;
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, read, run, scratch, source};
+use crate::support::{HOOK, Need, read, run, scratch, source, write_program};
 
 tests! {
     &[] => each_command_has_a_page, the_man_page_is_complete, words_are_offered;
@@ -231,8 +230,7 @@ fn bash_completes() {
     }
     // The author of a pod chooses the names of its containers, and bash does not quote what a function returns.
     let program = dir.path().join("hostile");
-    std::fs::write(&program, "#!/bin/sh\nprintf '$(id) x\\tits help\\n'").unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    write_program(&program, "#!/bin/sh\nprintf '$(id) x\\tits help\\n'");
     let quoted = in_bash(&format!("{} why ", program.display()));
     assert_eq!(quoted, [r"\$\(id\)\ x".to_owned()].into());
 }

@@ -18,7 +18,7 @@ use crate::builds::rebuilt;
 use crate::cdi::{GPU_1, MIG_1};
 use crate::driver::{FakeDriver, NEEDS};
 use crate::json_schema;
-use crate::support::{HOOK, Ran, run, run_with, scratch, shell, unshare};
+use crate::support::{HOOK, Ran, run, run_with, scratch, shell, unshare, write_file};
 
 tests! {
     NEEDS => whatever_happens_to_a_host;
@@ -93,7 +93,7 @@ impl Host {
 
     fn write_boot(&self) {
         let id = format!("00000000-0000-4000-8000-{:012}\n", self.boot);
-        fs::write(self.dir.path().join("boot"), id).unwrap();
+        write_file(self.dir.path().join("boot"), id);
     }
 
     /// Runs the installed program with this run-time directory, in the current boot.
@@ -150,7 +150,7 @@ impl Host {
             .unwrap();
         }
         let file = self.dir.path().join("layout");
-        fs::write(&file, layout).unwrap();
+        write_file(&file, layout);
         let mut make = Command::new(crate::support::source("tests/fake-driver/make-root"));
         run(make.arg(&self.fake.root).arg("--mig-layout").arg(file)).ok();
     }
@@ -212,7 +212,7 @@ impl Host {
 
     fn edit_spec(&self) {
         if let Ok(text) = fs::read_to_string(self.spec_file()) {
-            fs::write(self.spec_file(), text.replacen("minor: 0", "minor: 1", 1)).unwrap();
+            write_file(self.spec_file(), text.replacen("minor: 0", "minor: 1", 1));
         }
     }
 

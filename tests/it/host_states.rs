@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::CONTAINERS_CONF;
 use crate::harness::part;
-use crate::support::{HOOK, Need, nvml_program, run, scratch, shell, source};
+use crate::support::{HOOK, Need, nvml_program, run, scratch, shell, source, write_file};
 use table::State;
 
 tests! {
@@ -99,7 +99,7 @@ impl Host {
             .arg(script);
         let ran = run(&mut as_host);
         if ran.code != Some(0) {
-            std::fs::write(out.join("failed"), &ran.stderr).unwrap();
+            write_file(out.join("failed"), &ran.stderr);
         }
         out
     }

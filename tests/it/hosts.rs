@@ -14,7 +14,7 @@ use nvidia_host::driver::files::DriverFiles;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::locate;
 
-use crate::support::{Need, read, run, scratch, source};
+use crate::support::{Need, read, run, scratch, source, write_file};
 
 tests! {
     &[Need::Program("cc")] => what_is_found_on_each;
@@ -45,7 +45,7 @@ fn what_is_found_on_each() {
         let found = host.found(scratch.path());
         let golden = file.with_extension("found");
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(&golden, &found).unwrap();
+            write_file(&golden, &found);
         }
         if std::fs::read_to_string(&golden).unwrap_or_default() != found {
             different.push(format!("{}:\n{found}", golden.display()));
@@ -116,7 +116,7 @@ impl Host {
             std::os::unix::fs::symlink(text.replace("$V", &self.version), place(link)).unwrap();
         }
         for file in &self.files {
-            std::fs::write(place(file), "").unwrap();
+            write_file(place(file), "");
         }
         for (path, soname, is_32) in &self.libraries {
             std::fs::copy(stub(soname, *is_32), place(path)).unwrap();
@@ -124,7 +124,7 @@ impl Host {
         let root = place(&format!("{}/.", self.root));
         if let Some(dirs) = &self.ldconfig {
             std::fs::create_dir_all(root.join("etc")).unwrap();
-            std::fs::write(root.join("etc/ld.so.conf"), dirs.replace(' ', "\n")).unwrap();
+            write_file(root.join("etc/ld.so.conf"), dirs.replace(' ', "\n"));
             run(Command::new("/sbin/ldconfig").arg("-r").arg(&root)).ok();
         }
         for path in &self.gone {

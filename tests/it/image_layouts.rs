@@ -12,7 +12,7 @@ use crate::cdi_containers::with_mounts;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::edit_config;
 use crate::hosts::stub;
-use crate::support::{HOOK, Need, assert_says, run, scratch, shell};
+use crate::support::{HOOK, Need, assert_says, run, scratch, shell, write_file};
 
 tests! {
     NEEDS => one_library_directory, one_library_directory_with_cdi, a_library_that_is_not_whole, a_volume_that_makes_the_directories_one,
@@ -158,7 +158,7 @@ fn libraries_of_an_older_driver() {
     let lib = image.rootfs.join("usr/lib/x86_64-linux-gnu");
     for name in ["libcuda", "libnvidia-ml", "libnvidia-opencl"] {
         let file = format!("{name}.so.470.1");
-        std::fs::write(lib.join(&file), "").unwrap();
+        write_file(lib.join(&file), "");
         std::os::unix::fs::symlink(&file, lib.join(format!("{name}.so.1"))).unwrap();
     }
     let container = with_mounts(dir.path(), &image.rootfs, &edits);
@@ -178,7 +178,7 @@ fn copies_of_an_older_driver() {
     let (dir, image) = Image::debian();
     let start = |text: &str| {
         let icd = "etc/OpenCL/vendors/nvidia.icd";
-        std::fs::write(fake.root.join(icd), text).unwrap();
+        write_file(fake.root.join(icd), text);
         let container = Waiting::with_all_gpus(dir.path(), &image);
         container.hook(&fake.config).ok();
         let seen = container.output(&format!("cat /{icd}"));
@@ -187,7 +187,7 @@ fn copies_of_an_older_driver() {
     assert_eq!(start("older").0, "older");
     let (seen, copy) = start("newer driver");
     assert_eq!(seen, "newer driver");
-    std::fs::write(copy, "the container's").unwrap();
+    write_file(copy, "the container's");
     assert_eq!(start("newest").0, "the container's");
 }
 
@@ -261,7 +261,7 @@ fn a_library_that_is_not_whole() {
         (b"#!/bin/sh\n", "it has another format"),
     ] {
         std::fs::remove_file(&library).unwrap();
-        std::fs::write(&library, content).unwrap();
+        write_file(&library, content);
         let spec = edit_config::spec(&image.rootfs, ALL);
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
         for stderr in [

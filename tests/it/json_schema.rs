@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::docs::texts;
 use crate::driver::{FakeDriver, NEEDS};
 use crate::records::REMOVED_RECORDS;
-use crate::support::{HOOK, Need, read, run, scratch, sh_unshared, shell, source};
+use crate::support::{HOOK, Need, read, run, scratch, sh_unshared, shell, source, write_file};
 
 tests! {
     NEEDS => commands_print_what_it_documents;
@@ -60,7 +60,7 @@ fn hosts() -> [FakeDriver; 3] {
 fn commands_print_what_it_documents() {
     let dir = scratch();
     let specs = dir.path().to_str().unwrap();
-    std::fs::write(dir.path().join("broken.json"), "{").unwrap();
+    write_file(dir.path().join("broken.json"), "{");
     let spec = json!({
         "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]},
         "root": {"path": dir.path()},
@@ -110,11 +110,11 @@ fn a_container_without_a_record() {
     for (id, spec) in ids.iter().zip(specs) {
         let bundle = dir.path().join(id).join("userdata");
         std::fs::create_dir_all(&bundle).unwrap();
-        std::fs::write(bundle.join("config.json"), spec).unwrap();
+        write_file(bundle.join("config.json"), spec);
         list.push(json!({"id": id, "names": [&id[..1]]}));
     }
     let containers = serde_json::to_string(&list).unwrap();
-    std::fs::write(dir.path().join("containers.json"), containers).unwrap();
+    write_file(dir.path().join("containers.json"), containers);
     let why = |arguments: &str| {
         let script = format!(
             "mount -t tmpfs lib /var/lib; mkdir -p /var/lib/containers/storage/overlay-containers; \

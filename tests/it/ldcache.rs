@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use nvidia_host::driver::ldcache::{Arch, Cache, CacheFormat, NewEntry, parse};
 
-use crate::support::Need;
+use crate::support::{Need, write_file};
 
 const NEEDS: &[Need] = &[Need::Programs(&["cc", "/sbin/ldconfig"])];
 const NEEDS_ROOT: &[Need] = &[Need::Root, Need::Programs(&["cc", "/sbin/ldconfig"])];
@@ -107,8 +107,8 @@ impl Image {
         ] {
             fs::create_dir_all(image.path(dir)).unwrap();
         }
-        fs::write(image.path("src/library.c"), LIBRARY).unwrap();
-        fs::write(image.path("src/probe.c"), PROBE).unwrap();
+        write_file(image.path("src/library.c"), LIBRARY);
+        write_file(image.path("src/probe.c"), PROBE);
 
         let plain = image.path("opt/image/libother.so.1");
         let special = image.path("opt/image/glibc-hwcaps/x86-64-v2/libother.so.1");
@@ -163,7 +163,7 @@ impl Image {
             .iter()
             .map(|dir| format!("{}\n", dir.display()))
             .collect();
-        fs::write(image.path("etc/ld.so.conf"), conf.concat()).unwrap();
+        write_file(image.path("etc/ld.so.conf"), conf.concat());
         image
     }
 
@@ -212,7 +212,7 @@ impl Image {
             })
             .collect();
         cache.merge(&ours);
-        fs::write(self.cache_path(), cache.to_bytes().unwrap()).unwrap();
+        write_file(self.cache_path(), cache.to_bytes().unwrap());
     }
 
     /// Returns the library that a program in the root gets for each name.
@@ -243,7 +243,7 @@ fn reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it() {
 
     let dir = TempDir::new().unwrap();
     let copy = dir.path().join("cache");
-    fs::write(&copy, cache.to_bytes().unwrap()).unwrap();
+    write_file(&copy, cache.to_bytes().unwrap());
     let told_of_copy = run(ldconfig().arg("-p").arg("-C").arg(&copy));
     assert_eq!(
         told_of_copy.replace(copy.to_str().unwrap(), "/etc/ld.so.cache"),
@@ -271,7 +271,7 @@ fn reads_every_layout_that_ldconfig_writes() {
             assert_eq!(cache.hwcaps(), ["x86-64-v2"], "{format}");
         }
 
-        fs::write(image.cache_path(), cache.to_bytes().unwrap()).unwrap();
+        write_file(image.cache_path(), cache.to_bytes().unwrap());
         assert_eq!(listed(&image.ldconfig(&["-p"])), listed(&shown), "{format}");
     }
 }
@@ -311,7 +311,7 @@ fn the_loader_finds_ours_through_the_cache() {
     let image = Image::new();
     // Without entries, nothing is found: the libraries below are found only with the cache.
     for (_, layout) in LAYOUTS {
-        fs::write(image.cache_path(), Cache::empty(layout).to_bytes().unwrap()).unwrap();
+        write_file(image.cache_path(), Cache::empty(layout).to_bytes().unwrap());
         assert_eq!(image.probe(&OURS), ["none"; 5], "{layout:?}");
         assert_eq!(image.probe(&THEIRS), ["none"; 4], "{layout:?}");
     }
@@ -332,7 +332,7 @@ fn the_loader_finds_ours_through_the_cache() {
     }
     // A container without a cache.
     for (_, layout) in LAYOUTS {
-        fs::write(image.cache_path(), Cache::empty(layout).to_bytes().unwrap()).unwrap();
+        write_file(image.cache_path(), Cache::empty(layout).to_bytes().unwrap());
         image.merge();
         assert_eq!(image.probe(&OURS), ["ours"; 5], "{layout:?}");
     }

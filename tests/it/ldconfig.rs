@@ -9,7 +9,9 @@ use crate::cdi::{cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, assert_says, private_dir, read, scratch, shell, snapshot};
+use crate::support::{
+    HOOK, assert_lacks, assert_says, private_dir, read, scratch, shell, snapshot, write_file,
+};
 
 tests! {
     NEEDS => directories_of_the_host_in_cdi, directories_of_the_host_in_config_json, cuda_compat_stays_first,
@@ -179,11 +181,10 @@ fn a_configuration_without_drop_ins() {
     assert!(!conf.contains("include"), "{conf}");
     // The image does not use this directory, so the hook must not activate its other files.
     std::fs::create_dir(image.rootfs.join("etc/ld.so.conf.d")).unwrap();
-    std::fs::write(
+    write_file(
         image.rootfs.join("etc/ld.so.conf.d/unused.conf"),
         "/unused\n",
-    )
-    .unwrap();
+    );
     std::fs::create_dir(image.rootfs.join("unused")).unwrap();
     crate::features::compat_library(&image.rootfs.join("unused/libunused.so.1"), "");
     let expected = format!("include {LIST}\n{conf}");
@@ -224,11 +225,10 @@ fn a_configuration_without_drop_ins() {
     // A configuration that lists the directory itself needs no change.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
-    std::fs::write(
+    write_file(
         image.rootfs.join("etc/ld.so.conf"),
         format!("{conf}/usr/lib64\n"),
-    )
-    .unwrap();
+    );
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
     // ldconfig finds the links in the image's library directory first, which lead to the same files.
     for ldconfig in RUN {
@@ -272,7 +272,7 @@ fn nothing_is_written_without_need() {
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         symlink("usr/lib64", image.rootfs.join("alias")).unwrap();
         std::fs::create_dir(image.rootfs.join("opt")).unwrap();
-        std::fs::write(image.rootfs.join("etc/ld.so.conf.d/more.conf"), extra).unwrap();
+        write_file(image.rootfs.join("etc/ld.so.conf.d/more.conf"), extra);
         let container = cdi_container(dir.path(), &fake, &image.rootfs);
         container.output(&format!("ldconfig && {LOOK}"));
         container.exec(&format!("test -e {LIST}")).failed(1);
@@ -304,7 +304,7 @@ fn a_list_that_is_out_of_date_goes() {
         ),
         ("/opt/other\n", true),
     ] {
-        std::fs::write(&list, text).unwrap();
+        write_file(&list, text);
         let container = Waiting::with_all_gpus(dir.path(), &image);
         container.hook(&fake.config).ok();
         assert_eq!(list.exists(), stays, "{text}");
@@ -312,7 +312,7 @@ fn a_list_that_is_out_of_date_goes() {
     }
     // A file that is not ours is not replaced either.
     let (dir, image) = Image::debian();
-    std::fs::write(image.rootfs.join(&LIST[1..]), "/opt/other\n").unwrap();
+    write_file(image.rootfs.join(&LIST[1..]), "/opt/other\n");
     let container = cdi_container(dir.path(), &suse(), &image.rootfs);
     assert_eq!(container.output(&format!("cat {LIST}")), "/opt/other\n");
 }
@@ -367,8 +367,8 @@ fn a_container_that_ran_with_another_driver() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let libdir = image.rootfs.join("usr/lib/x86_64-linux-gnu");
     // Files of the image: an empty file of another kind, a library of another driver that is not empty, a link.
-    std::fs::write(libdir.join("libmine.so.1.2"), "").unwrap();
-    std::fs::write(libdir.join("libnvidia-fbc.so.470.1"), "the image's").unwrap();
+    write_file(libdir.join("libmine.so.1.2"), "");
+    write_file(libdir.join("libnvidia-fbc.so.470.1"), "the image's");
     symlink("libmine.so.1.2", libdir.join("libmine.so.1")).unwrap();
     for name in ["upper", "work", "merged", "merged/dev"] {
         std::fs::create_dir(dir.path().join(name)).unwrap();
@@ -403,10 +403,8 @@ fn a_container_that_ran_with_another_driver() {
         let new = start();
         new.output("nvidia-smi -L; probe-dlopen libcuda.so.1 libnvidia-ml.so.1");
         let said = new.exec("probe-dlopen libnvidia-opencl.so.1");
-        assert!(
-            said.code == Some(1) && !said.stdout.contains("file too short"),
-            "{said:?}"
-        );
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert_lacks(&said.stdout, &["file too short"]);
         assert_eq!(new.output(names), "libmine.so.1\nlibmine.so.1.2\n");
         new.output(
             "test -L /usr/lib/x86_64-linux-gnu/libmine.so.1; cat /usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.470.1",
@@ -417,7 +415,7 @@ fn a_container_that_ran_with_another_driver() {
     let empty = image
         .rootfs
         .join("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01");
-    std::fs::write(&empty, "").unwrap();
+    write_file(&empty, "");
     symlink(
         "libcuda.so.535.183.01",
         empty.with_file_name("libcuda.so.1"),
@@ -426,10 +424,7 @@ fn a_container_that_ran_with_another_driver() {
     let ran = Waiting::with_all_gpus(dir.path(), &image).hook(&fake.config);
     assert!(empty.exists());
     let says = "another driver version left the empty file \"/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01\"";
-    assert!(
-        ran.stderr.contains(says) && ran.stderr.contains("(ONH-318)\nhint: "),
-        "{ran:?}"
-    );
+    assert_says(&ran.stderr, &[says, "(ONH-318)\nhint: "]);
     ran.ok();
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::built;
-use crate::support::{HOOK, Need, run_with, scratch};
+use crate::support::{HOOK, Need, run_with, scratch, write_file};
 
 tests! {
     NEEDS => exit_codes, standard_streams, a_closed_pipe_is_an_error;
@@ -20,7 +20,7 @@ fn variants() -> [&'static str; 2] {
 fn exit_codes() {
     let dir = scratch();
     let spec = r#"{"ociVersion":"1.0.2","process":{"args":["sh"],"env":["PATH=/bin"]},"root":{"path":"/r"}}"#;
-    fs::write(dir.path().join("config.json"), spec).unwrap();
+    write_file(dir.path().join("config.json"), spec);
     let state = serde_json::json!({"id": "lean", "pid": 1, "bundle": dir.path()}).to_string();
     for (arguments, stdin, code) in [
         (&["--version"][..], "", 0),

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::driver::{ALL_GPUS, FakeDriver, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{Need, read};
+use crate::support::{Need, assert_says, read};
 
 tests! {
     NEEDS => an_entry_of_no_form_is_an_error, each_form_denies, an_entry_that_matches_nothing,
@@ -116,11 +116,7 @@ fn an_entry_that_matches_nothing() {
     let container = Waiting::debian(ALL_GPUS, "");
     let ran = container.hook(&fake.config);
     let says = "deny in the [devices] table of config.toml contains \"7\", which matches no GPU of this host";
-    assert!(
-        ran.stderr.contains(says) && ran.stderr.contains("(ONH-107)\nhint: "),
-        "{}",
-        ran.stderr
-    );
+    assert_says(&ran.stderr, &[says, "(ONH-107)\nhint: "]);
     assert_eq!(ran.stderr.matches("ONH-107").count(), 1, "{}", ran.stderr);
     ran.ok();
     let explanation = fake.plan(ALL_GPUS);

@@ -12,7 +12,7 @@ use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk::link;
-use crate::support::{HOOK, Ran, assert_says, read, run, run_with, scratch, unshare};
+use crate::support::{HOOK, Ran, assert_says, read, run, run_with, scratch, unshare, write_file};
 
 tests! {
     engine::NEEDS => an_outdated_spec_with_runc = an_outdated_spec(Cgroup::AsMounted),
@@ -285,7 +285,7 @@ fn doctor_and_check() {
     let mut theirs: Value = serde_json::from_str(&theirs).unwrap();
     let edits = theirs["containerEdits"].as_object_mut().unwrap();
     assert!(edits.remove("hooks").is_some());
-    fs::write(path("mine.json"), theirs.to_string()).unwrap();
+    write_file(path("mine.json"), theirs.to_string());
     let at_host = |arguments: &[&str]| -> Ran {
         let script = format!(
             "{}; cp '{}'/*.* /run/cdi; exec \"$@\"",

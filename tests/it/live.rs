@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{
-    HOOK, Need, assert_says, nvml_program, read, run_with, scratch, shell, snapshot,
+    HOOK, Need, assert_says, nvml_program, read, run_with, scratch, shell, snapshot, write_file,
 };
 
 const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "strace"])];
@@ -315,14 +315,13 @@ fn the_image_has_files_of_its_own() {
     let fake = FakeDriver::shared();
     let (dir, image) = Image::debian();
     let libdir = image.rootfs.join(&LIBDIR[1..]);
-    std::fs::write(libdir.join("libcuda.so.1"), "the image's own").unwrap();
-    std::fs::write(libdir.join("libnvidia-ml.so.535.183.01"), "").unwrap();
+    write_file(libdir.join("libcuda.so.1"), "the image's own");
+    write_file(libdir.join("libnvidia-ml.so.535.183.01"), "");
     symlink("libnvidia-ml.so.418.1", libdir.join("libnvidia-ml.so.1")).unwrap();
-    std::fs::write(
+    write_file(
         image.rootfs.join("usr/bin/nvidia-smi"),
         "#!/bin/sh\nexit 9\n",
-    )
-    .unwrap();
+    );
     let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     container.output("nvidia-smi -L");
@@ -338,12 +337,12 @@ fn the_image_has_files_of_its_own() {
 fn descriptions_that_images_write() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--all-files"]));
     let canary = dir.path().join("canary");
-    std::fs::write(&canary, "").unwrap();
+    write_file(&canary, "");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let path = image.rootfs.join("etc/OpenCL/vendors/nvidia.icd");
     let write = |text: &'static str| {
         let path = &path;
-        move || std::fs::write(path, text).unwrap()
+        move || write_file(path, text)
     };
     let link = || symlink(&canary, &path).unwrap();
     // As in images that Bazel or Nix build.
@@ -381,10 +380,10 @@ fn descriptions_that_images_write() {
         if what == "none" {
             // A container that is started again after a driver update gets the new description.
             let host = fake.root.join("etc/OpenCL/vendors/nvidia.icd");
-            std::fs::write(&host, "libnvidia-opencl.so.2\n").unwrap();
+            write_file(&host, "libnvidia-opencl.so.2\n");
             container.hook(&fake.config).ok();
             assert_eq!(std::fs::read(&path).unwrap(), b"libnvidia-opencl.so.2\n");
-            std::fs::write(&host, expected).unwrap();
+            write_file(&host, expected);
         }
         if what != "a link" {
             container.output("echo changed >/etc/OpenCL/vendors/nvidia.icd");
@@ -394,11 +393,10 @@ fn descriptions_that_images_write() {
     }
     assert_eq!(std::fs::read(&canary).unwrap(), b"");
     std::fs::remove_file(&path).unwrap();
-    std::fs::write(
+    write_file(
         fake.root.join("etc/OpenCL/vendors/nvidia.icd"),
         vec![b'x'; 2 << 20],
-    )
-    .unwrap();
+    );
     let env = [
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_DRIVER_CAPABILITIES=compute",
@@ -416,7 +414,7 @@ fn links_of_the_image_are_not_followed() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let canary = dir.path().join("canary");
     std::fs::create_dir(&canary).unwrap();
-    std::fs::write(canary.join("file"), "host").unwrap();
+    write_file(canary.join("file"), "host");
     let before = snapshot(&canary);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let libdir = image.rootfs.join(&LIBDIR[1..]);

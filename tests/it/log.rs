@@ -1,13 +1,13 @@
 //! What the hook keeps on the host, and who else can read or write it: the log of `debug`, and the run directory.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Ran, private_dir, run, run_with, scratch};
+use crate::support::{HOOK, Ran, chmod, private_dir, run, run_with, scratch, write_file};
 use crate::why::isolated;
 
 tests! {
@@ -62,10 +62,6 @@ fn debug_shows_what_a_command_reads() {
 /// A user of the host.
 const USER: Option<u32> = Some(7777);
 
-fn chmod(path: &Path, mode: u32) {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-}
-
 /// The user creates the log first, and owns what root writes to it; or links it to a file of root. doctor reports what the hook does.
 fn only_in_directories_of_root() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
@@ -80,10 +76,10 @@ fn only_in_directories_of_root() {
         ("ours", 0o755),
     ] {
         fs::create_dir(at(name)).unwrap();
-        chmod(&at(name), mode);
+        chmod(at(name), mode);
     }
     chown(at("theirs"), USER, None).unwrap();
-    fs::write(at("ours/secret"), "secret").unwrap();
+    write_file(at("ours/secret"), "secret");
     for name in [
         "tmp/first.log",
         "tmp/roots.log",
@@ -91,12 +87,12 @@ fn only_in_directories_of_root() {
         "ours/given.log",
         "ours/open.log",
     ] {
-        fs::write(at(name), "old").unwrap();
+        write_file(at(name), "old");
     }
     for name in ["tmp/first.log", "theirs/first.log", "ours/given.log"] {
         chown(at(name), USER, None).unwrap();
     }
-    chmod(&at("ours/open.log"), 0o666);
+    chmod(at("ours/open.log"), 0o666);
     symlink(at("ours/secret"), at("tmp/link.log")).unwrap();
     symlink(at("ours"), at("tmp/ours")).unwrap();
     fs::hard_link(at("ours/secret"), at("ours/hard.log")).unwrap();

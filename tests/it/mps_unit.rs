@@ -3,7 +3,7 @@
 use crate::booted::Systemd;
 use crate::built;
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, nvml_program, source};
+use crate::support::{HOOK, Need, nvml_program, source, write_file};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -51,7 +51,7 @@ fn install(systemd: &Systemd, fake: &FakeDriver) {
         root = fake.root.display(),
         log = systemd.dir.path().join("mps").display()
     );
-    std::fs::write(shared.join("script"), script).unwrap();
+    write_file(shared.join("script"), script);
     systemd
         .enter(&format!("sh -eu '{}'", shared.join("script").display()))
         .ok();

@@ -1,14 +1,15 @@
 //! The program called as `nvidia-container-cli`. Its output is compared with files that were written by hand from the documented
 //! format: `tests/fixtures/nvidia-cli`.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, scratch, sh, shell, source,
+    HOOK, Need, Ran, assert_lacks, assert_says, copy_nvml_program, read, run, scratch, sh, shell,
+    source, write_file, write_program,
 };
 
 const HOST: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
@@ -327,10 +328,8 @@ fn a_broken_gpu() {
     fake.set_nvml(|old| old.replacen("\ngpu minor=1", "\ngpu fail=15 minor=1", 1));
     let labels = cli(&fake.root, &["info"]).ok();
     let csv = cli(&fake.root, &["info", "--csv"]);
-    assert!(
-        labels.contains("Device Index:   0\n") && !labels.contains("Device Index:   1\n"),
-        "{labels}"
-    );
+    assert_says(&labels, &["Device Index:   0\n"]);
+    assert_lacks(&labels, &["Device Index:   1\n"]);
     assert!(labels.contains("\nNot usable:"), "{labels}");
     assert_says(&csv.stderr, &["warning: ", "ONH-217"]);
     assert_eq!(csv.ok().lines().count(), 5);
@@ -374,11 +373,10 @@ fn a_plain_user() {
 /// `-k`: as root, nodes are created before the driver is asked.
 fn modules_first() {
     let fake = FakeDriver::new(&["--gpus", "2", "--no-dev"]);
-    std::fs::write(
+    write_file(
         fake.root.join("proc/devices"),
         "Character devices:\n195 nvidia\n511 nvidia-uvm\n",
-    )
-    .unwrap();
+    );
     let list = ["list", "--device", "all"];
     assert!(cli(&fake.root, &list).failed(1).contains("nvidia"));
     let said = cli(
@@ -393,11 +391,10 @@ fn modules_first() {
 /// NVIDIA's issue template has this command.
 fn a_terminal_as_the_log() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--no-dev"]));
-    std::fs::write(
+    write_file(
         fake.root.join("proc/devices"),
         "Character devices:\n195 nvidia\n511 nvidia-uvm\n",
-    )
-    .unwrap();
+    );
     let cli = link(dir.path(), "nvidia-container-cli");
     let command = format!(
         "'{}' --root '{}' -k -d /dev/tty info",
@@ -405,10 +402,8 @@ fn a_terminal_as_the_log() {
         fake.root.display()
     );
     let shown = run(Command::new("script").args(["-qec", &command, "/dev/null"])).ok();
-    assert!(
-        shown.contains("made /dev/nvidia0") && !shown.contains("ONH-102"),
-        "{shown}"
-    );
+    assert_says(&shown, &["made /dev/nvidia0"]);
+    assert_lacks(&shown, &["ONH-102"]);
     // Without a terminal, the command works all the same.
     let ran = run(Command::new("setsid").args(["--wait", "sh", "-c", &command]));
     assert!(ran.stderr.contains("(ONH-102)"), "{ran:?}");
@@ -635,8 +630,7 @@ fn configure_gives_access() {
         fake.root.display(),
         image.rootfs.display()
     );
-    std::fs::write(&hook, text).unwrap();
-    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&hook, text);
     let script =
         "nvidia-smi -L; mknod /tmp/other c 195 0; probe-open /dev/nvidia1 /tmp/other || true";
     let seen = crate::docker::Bundle::new(dir.path(), &image.rootfs)

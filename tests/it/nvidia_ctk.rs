@@ -1,7 +1,7 @@
 //! The program called as `nvidia-ctk hook` and `nvidia-cdi-hook`: the hook entries of CDI specs of NVIDIA's toolkit and device
 //! plugin. The specs here contain their entries verbatim, with the mounts and nodes of the fake driver.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,7 +16,8 @@ use crate::driver::{FakeDriver, Image, NEEDS_COMPAT, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::ldconfig::LIST;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, run, run_with, scratch, sh, sh_unshared, shell, snapshot,
+    HOOK, Need, Ran, assert_says, chmod, run, run_with, scratch, sh, sh_unshared, shell, snapshot,
+    write_file,
 };
 
 const BUILD: &[Need] = &[Need::Program("cc"), Need::Build, Need::StaticLibc];
@@ -168,7 +169,7 @@ fn specs_of_each_version(cgroup: Cgroup) {
         let bin = scratch();
         let (_, spec) = spec_of_nvidia(&fake, &link(bin.path(), name), version);
         let path = dir.path().join("plugin.json");
-        std::fs::write(&path, spec.to_string()).unwrap();
+        write_file(&path, spec.to_string());
         let arguments = [
             "--device=k8s.device-plugin.nvidia.com/gpu=0",
             IMAGE,
@@ -298,7 +299,7 @@ fn modes() {
     let dir = scratch();
     let (canary, node) = (dir.path().join("canary"), dir.path().join("canary/node"));
     std::fs::create_dir(&canary).unwrap();
-    std::fs::set_permissions(&canary, std::fs::Permissions::from_mode(0o700)).unwrap();
+    chmod(&canary, 0o700);
     shell!("mknod -m 600 '{}' c 1 3", node.display());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     shell!(
@@ -381,7 +382,7 @@ fn links_of_the_image_are_not_followed() {
             let (dir, base) = crate::ldconfig::with_compat("include");
             let canary = dir.path().join("canary");
             std::fs::create_dir(&canary).unwrap();
-            std::fs::write(canary.join("file"), "host").unwrap();
+            write_file(canary.join("file"), "host");
             let before = snapshot(&canary);
             let script = |script: &str| {
                 shell!(
@@ -413,7 +414,7 @@ fn state_in_a_file() {
     let (_bin, program) = ctk();
     let container = Waiting::debian(&[], "");
     let state = container.dir().join("state.json");
-    std::fs::write(&state, container.state()).unwrap();
+    write_file(&state, container.state());
     let mut enter = Command::new("nsenter");
     enter
         .args(["-m", "-t", &container.pid().to_string()])

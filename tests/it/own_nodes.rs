@@ -11,7 +11,7 @@ use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::edit_config::video;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, assert_says, fingerprint, read, run, scratch};
+use crate::support::{HOOK, Need, Ran, assert_lacks, assert_says, fingerprint, read, run, scratch};
 
 const NEEDS_CRUN: &[Need] = &[
     Need::Root,
@@ -182,10 +182,8 @@ fn a_user_opens_them() {
         };
         let container = start(dir.path(), &image, &user, script);
         let ran = container.hook(&fake.config);
-        assert!(
-            ran.code == Some(0) && !ran.stderr.contains("ONH-219"),
-            "{ran:?}"
-        );
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_lacks(&ran.stderr, &["ONH-219"]);
         for user in ["1000:1000", "0:0"] {
             let opened = exec_as(
                 &container,
@@ -292,10 +290,8 @@ fn the_hosts_nodes_if_configured() {
     let (dir, image) = Image::debian();
     let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.code == Some(0) && ran.stderr.contains("ONH-219"),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_says(&ran.stderr, &["ONH-219"]);
     fake.configure("");
     for node in ["nvidia1", "nvidiactl"] {
         let path = fake.root.join("dev").join(node);
@@ -306,10 +302,8 @@ fn the_hosts_nodes_if_configured() {
     let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
     let ran = container.hook(&fake.config);
     let says = "user 1000 of the container cannot open \"";
-    assert!(
-        ran.code == Some(0) && ran.stderr.contains(says) && ran.stderr.contains("ONH-219"),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_says(&ran.stderr, &[says, "ONH-219"]);
     let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
     assert!(
         opened

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, Need, read, run, scratch, source};
+use crate::support::{HOOK, Need, read, run, scratch, source, write_file};
 
 // systemd-analyze creates /run/systemd if it does not exist.
 tests! {
@@ -40,7 +40,7 @@ fn systemd_takes_the_units() {
             .replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK)
             .replace("/usr/bin/oci-nvidia-mps", HOOK);
         let path = dir.path().join(unit.file_name());
-        std::fs::write(&path, text).unwrap();
+        write_file(&path, text);
         verify.arg(path);
         seen += 1;
     }
@@ -190,12 +190,11 @@ fn udev_starts_only_an_enabled_unit() {
         std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
     }
     // Distributions disable what no preset names.
-    std::fs::write(
+    write_file(
         dir.path()
             .join("usr/lib/systemd/system-preset/99-default.preset"),
         "disable *\n",
-    )
-    .unwrap();
+    );
     let systemctl = |arguments: &[&str]| {
         run(Command::new("systemctl")
             .arg(format!("--root={}", dir.path().display()))

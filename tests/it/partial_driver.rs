@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::edit_config::spec;
-use crate::support::{HOOK, Ran, read, run, scratch, shell};
+use crate::support::{HOOK, Ran, read, run, scratch, shell, write_file};
 
 tests! {
     NEEDS => each_part_alone;
@@ -129,7 +129,7 @@ fn compute_alone(fake: &FakeDriver) {
     assert!(stderr.contains("(ONH-023)"), "{stderr}");
     let config = read(&fake.config);
     let limits = "supported-driver-capabilities = \"compute,utility\"\n";
-    fs::write(&fake.config, format!("{limits}{config}")).unwrap();
+    write_file(&fake.config, format!("{limits}{config}"));
     let printed = fake.run(&["cdi", "generate", "--format", "json", "--output", "-"]);
     let spec: Value = serde_json::from_str(&printed.ok()).unwrap();
     assert_eq!(spec["devices"].as_array().unwrap().len(), 3, "{spec}");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::driver::{ALL_GPUS, FakeDriver};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_V2, Podman};
-use crate::support::{HOOK, Ran, assert_says, read, source};
+use crate::support::{HOOK, Ran, assert_lacks, assert_says, read, source, write_file};
 
 tests! {
     NEEDS => the_host, the_request, config, what_stops_them_and_not_us;
@@ -40,10 +40,8 @@ impl Case {
             stderr.contains(says) && stderr.contains(&format!("({id})")),
             "{says:?}, {id}:\n{stderr}"
         );
-        assert!(
-            stderr.contains("hint: ") && !stderr.contains("command that was not found"),
-            "{stderr}"
-        );
+        assert_says(&stderr, &["hint: "]);
+        assert_lacks(&stderr, &["command that was not found"]);
         assert_beside_theirs(id);
     }
 }
@@ -66,9 +64,9 @@ fn the_host() {
     let root = &case.fake.root;
     let library = root.join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.183.01");
     let whole = fs::read(&library).unwrap();
-    fs::write(&library, "x").unwrap();
+    write_file(&library, "x");
     case.stops(ALL_GPUS, "ONH-015", "file too short");
-    fs::write(&library, whole).unwrap();
+    write_file(&library, whole);
 
     fs::remove_file(root.join("dev/nvidia2")).unwrap();
     case.stops(ALL_GPUS, "ONH-021", "the device node \"/dev/nvidia2\"");
@@ -84,11 +82,10 @@ fn the_host() {
     case.fake.set_nvml(|old| old + "\ninit-error 9\n");
     fs::create_dir_all(root.join("sys/bus/pci/devices/0000:01:00.0")).unwrap();
     for (name, value) in [("vendor", "0x10de"), ("class", "0x030200")] {
-        fs::write(
+        write_file(
             root.join("sys/bus/pci/devices/0000:01:00.0").join(name),
             value,
-        )
-        .unwrap();
+        );
     }
     case.stops(ALL_GPUS, "ONH-011", "nvidia");
 }
@@ -138,7 +135,7 @@ fn what_stops_them_and_not_us() {
     case.fake.configure("ldconfig = \"@/nowhere/ldconfig\"");
     case.run(ALL_GPUS, &["nvidia-smi", "-L"]).ok();
     case.fake.configure("");
-    fs::write(case.fake.root.join("etc/ld.so.cache"), "").unwrap();
+    write_file(case.fake.root.join("etc/ld.so.cache"), "");
     case.run(ALL_GPUS, &["nvidia-smi", "-L"]).ok();
     // The container's /proc comes from this kernel, which may lack an NVIDIA driver; this does not stop the hook.
     if !Path::new("/proc/driver/nvidia").exists() {

@@ -10,7 +10,7 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::golden;
 use crate::hostile::{NEEDS_FUSE, blocking};
 use crate::support::{
-    HOOK, Need, Ran, assert_says, read, run, run_with, scratch, sh_unshared, shell,
+    HOOK, Need, Ran, assert_says, read, run, run_with, scratch, sh_unshared, shell, write_file,
 };
 use crate::why::isolated;
 
@@ -45,7 +45,7 @@ fn stdin_is_config_json_or_a_state() {
     fs::create_dir(&rootfs).unwrap();
     let spec = json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": rootfs}})
         .to_string();
-    fs::write(dir.path().join("config.json"), &spec).unwrap();
+    write_file(dir.path().join("config.json"), &spec);
     let state = json!({"ociVersion": "1.0.2", "id": "c", "status": "creating", "pid": 0, "bundle": dir.path()});
     let config = fake.config.to_str().unwrap();
     let ways = [
@@ -138,7 +138,7 @@ fn a_container_by_its_name() {
         });
         let bundle = dir.path().join(id);
         fs::create_dir(&bundle).unwrap();
-        fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+        write_file(bundle.join("config.json"), spec.to_string());
         let state = json!({"id": id, "pid": 1, "bundle": bundle}).to_string();
         run_with(isolated(dir.path()).arg("prestart"), state.as_bytes()).failed(1);
     }
@@ -258,11 +258,11 @@ fn with_a_hook_file(dir: &Path, fake: &FakeDriver) {
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
     let text = read(&fake.config);
     let text = format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{text}");
-    fs::write(&fake.config, text).unwrap();
+    write_file(&fake.config, text);
     let spec = |env: &str| json!({"process": {"env": [env]}, "root": {"path": "rootfs"}});
     fs::create_dir(dir.join("rootfs")).unwrap();
     let web = spec("NVIDIA_VISIBLE_DEVICES=1").to_string();
-    fs::write(dir.join("config.json"), web).unwrap();
+    write_file(dir.join("config.json"), web);
     let config = fake.config.to_str().unwrap();
     let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir}).to_string();
     run_with(
@@ -274,13 +274,13 @@ fn with_a_hook_file(dir: &Path, fake: &FakeDriver) {
         "version": "1.0.0", "hook": {"path": HOOK, "args": ["oci-nvidia-hook", "--config", config, "prestart"]},
         "when": {"always": true}, "stages": ["prestart"],
     });
-    fs::write(dir.join("oci-nvidia-hook.json"), file.to_string()).unwrap();
+    write_file(dir.join("oci-nvidia-hook.json"), file.to_string());
     let containers = dir.join("storage/vfs-containers");
     fs::create_dir_all(containers.join("other/userdata")).unwrap();
     let swarm = spec("DOCKER_RESOURCE_GPU=0").to_string();
-    fs::write(containers.join("other/userdata/config.json"), swarm).unwrap();
+    write_file(containers.join("other/userdata/config.json"), swarm);
     let listed = json!([{"id": "other", "names": ["swarm"]}]).to_string();
-    fs::write(containers.join("containers.json"), listed).unwrap();
+    write_file(containers.join("containers.json"), listed);
 }
 
 /// Commands about containers of an engine read the configuration file that its hook file passes.

@@ -2,7 +2,7 @@
 
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
-use crate::support::{assert_says, private_dir, read};
+use crate::support::{assert_says, private_dir, read, write_file};
 
 // The first four also run on old kernels (main.rs).
 tests! {
@@ -297,14 +297,13 @@ fn what_happened_is_in_the_log() {
         private.path().join("log"),
     );
     let root = FakeDriver::shared().root.display().to_string();
-    std::fs::write(
+    write_file(
         &config,
         format!(
             "[nvidia-container-cli]\nroot = \"{root}\"\ndebug = \"{}\"\n",
             log.display()
         ),
-    )
-    .unwrap();
+    );
     podman.install_hook(&config);
     podman
         .run(
@@ -348,7 +347,7 @@ fn errors_reach_the_user() {
     // podman searches stderr for words that it takes for its own errors.
     let podman = Podman::with_image();
     let config = podman.dir.path().join("config.toml");
-    std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
+    write_file(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n");
     podman.install_hook(&config);
     let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi"];
     let stderr = podman.run(Cgroup::AsMounted, &arguments).failed(126);

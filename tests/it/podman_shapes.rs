@@ -1,6 +1,5 @@
 //! All kinds of containers that podman can create, rootful and rootless, with the same config.toml.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +9,8 @@ use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, scratch, sh, shell, source,
+    HOOK, Need, Ran, assert_says, chmod, copy_nvml_program, read, run, scratch, sh, shell, source,
+    write_file,
 };
 
 pub const NEEDS_USER: &[Need] = &[
@@ -229,7 +229,7 @@ impl User {
         );
         // Not below the source tree, which may be in a home directory that only root can enter.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        chmod(dir.path(), 0o755);
         let path = dir.path().display();
         shell!("useradd --home-dir '{path}/home' --create-home --groups video {name}");
         let user = Self { name, dir };
@@ -265,8 +265,8 @@ impl User {
             "[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\nno-cgroups = false\n",
             self.path("driver")
         );
-        std::fs::write(self.path("config.toml"), config).unwrap();
-        std::fs::write(self.path("containers.conf"), CONTAINERS_CONF).unwrap();
+        write_file(self.path("config.toml"), config);
+        write_file(self.path("containers.conf"), CONTAINERS_CONF);
         shell!(
             "install -d -o {0} -m 0700 '{1}'",
             self.name,
@@ -289,7 +289,7 @@ impl User {
         json["hook"]["path"] = words[0].clone().into();
         words.extend(["--config".to_owned(), self.path("config.toml"), stage]);
         json["hook"]["args"] = words.into();
-        std::fs::write(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string()).unwrap();
+        write_file(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string());
     }
 
     /// Imports the image.
@@ -378,7 +378,7 @@ fn rootless() {
     let config = read(user.path("config.toml"));
     let locked =
         format!("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n{config}");
-    std::fs::write(user.path("config.toml"), locked).unwrap();
+    write_file(user.path("config.toml"), locked);
     for (options, gpus) in [
         ("", 0),
         ("--privileged", 1),
@@ -396,17 +396,15 @@ fn rootless() {
             "{options}: {text}"
         );
     }
-    std::fs::write(user.path("config.toml"), config).unwrap();
+    write_file(user.path("config.toml"), config);
     if !std::path::Path::new("/dev/nvidiactl").exists() {
         let arguments =
             format!("--privileged -v {HOSTS_DEV} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true");
         let ran = user.podman(&format!(
             "run --rm --network=none --log-driver=none {arguments}"
         ));
-        assert!(
-            ran.code == Some(126) && ran.stderr.contains("(ONH-047)\nhint: "),
-            "{ran:?}"
-        );
+        assert_eq!(ran.code, Some(126), "{ran:?}");
+        assert_says(&ran.stderr, &["(ONH-047)\nhint: "]);
         assert!(!std::path::Path::new("/dev/nvidiactl").exists());
     }
     // The error for a user who may not open the devices names the missing group.

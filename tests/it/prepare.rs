@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::driver::{ALL_GPUS, FakeDriver, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{
-    HOOK, Need, Ran, assert_says, nvml_program, run_with, scratch, shell, unshare,
+    HOOK, Need, Ran, assert_lacks, assert_says, nvml_program, run_with, scratch, shell, unshare,
+    write_file,
 };
 
 tests! {
@@ -189,10 +190,8 @@ fn what_a_request_needs_is_made() {
     let (ran, _) = host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true");
     let warned = ran.stderr;
     assert!(warned.contains("(ONH-230)"), "{warned}");
-    assert!(
-        warned.contains("(ONH-230)") && !warned.contains("-cgi"),
-        "{warned}"
-    );
+    assert_says(&warned, &["(ONH-230)"]);
+    assert_lacks(&warned, &["-cgi"]);
     for name in ["0:0", "MIG-51eed000-0001-4000-8000-0000fa4e0001"] {
         let stderr = host
             .container(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")], "")
@@ -325,10 +324,7 @@ fn a_mig_device_without_its_node(host: &Host) {
         );
     }
     let explained = hook(&["plan", "-"], &spec_of(ALL)).ok();
-    assert!(
-        explained.contains("ONH-232 warning: ") && explained.contains(missing),
-        "{explained}"
-    );
+    assert_says(&explained, &["ONH-232 warning: ", missing]);
     for (name, is_given) in [
         ("0:0", false),
         ("0:1", false),
@@ -449,7 +445,7 @@ fn failures_are_reported() {
     );
 
     let params = host.kept.path().join("proc/driver/nvidia/params");
-    std::fs::write(params, "ModifyDeviceFiles: 0\nDeviceFileMode: 432\n").unwrap();
+    write_file(params, "ModifyDeviceFiles: 0\nDeviceFileMode: 432\n");
     assert_eq!(
         host.prepare(&[]).ok(),
         "",
@@ -485,11 +481,10 @@ fn a_plain_user_reads_what_root_has_to_do() {
         nvml = nvml_program().display()
     );
     let (program, config) = (format!("{path}/hook"), format!("{path}/config.toml"));
-    std::fs::write(
+    write_file(
         &config,
         format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"),
-    )
-    .unwrap();
+    );
     let call = |by: &[&str], verb: &str| {
         let words: Vec<_> = NOBODY
             .iter()
@@ -512,10 +507,8 @@ fn a_plain_user_reads_what_root_has_to_do() {
         let doctor = call(&[], "doctor").stdout;
         assert_says(&doctor, &["user nobody cannot open \"/dev/nvidiactl\""]);
         assert!(doctor.contains(&format!("fix: {hint}\n")), "{doctor}");
-        assert!(
-            doctor.contains("(ONH-211)") && !doctor.contains("ONH-019"),
-            "{doctor}"
-        );
+        assert_says(&doctor, &["(ONH-211)"]);
+        assert_lacks(&doctor, &["ONH-019"]);
     }
     // In a user namespace, as in rootless Podman, the node's group has no number; the driver's parameters contain it.
     let stderr = call(&["unshare", "-Ur"], "info").failed(1);

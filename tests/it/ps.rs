@@ -11,7 +11,7 @@ use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::golden::{self, SCRIPT};
 use crate::json_schema;
 use crate::records::REMOVED_RECORDS;
-use crate::support::{HOOK, Need, assert_says, run, scratch, sh, sh_unshared};
+use crate::support::{HOOK, Need, assert_says, run, scratch, sh, sh_unshared, write_file};
 
 tests! {
     engine::NEEDS => containers_of_podman, gpus_from_cdi;
@@ -175,7 +175,7 @@ pub fn isolated(dir: &Path, fake: &FakeDriver, records: &[(u32, Value)]) -> Comm
     let mut times = String::new();
     for (minutes, record) in records {
         let id = record["container"]["id"].as_str().unwrap();
-        fs::write(store.join(format!("{id}.json")), record.to_string()).unwrap();
+        write_file(store.join(format!("{id}.json")), record.to_string());
         times += &format!(
             "time=$(date -u -d '{minutes} minutes ago' +%FT%T.000Z); sed -i s/TIME/$time/g {id}.json; "
         );
@@ -313,10 +313,7 @@ fn names_of_gpus_and_an_invalid_configuration() {
     assert_eq!(ps(&["--gpu", "00000000:01:00.0"]).ok(), by_index);
     for name in ["7", "banana", "00000000:7f:00.0"] {
         let stderr = ps(&["--gpu", name]).failed(1);
-        assert!(
-            stderr.contains("unknown GPU") && stderr.contains("(ONH-030)"),
-            "{stderr}"
-        );
+        assert_says(&stderr, &["unknown GPU", "(ONH-030)"]);
     }
     let all = ps(&["--all"]).ok();
     fake.configure("[devices]\ndeny = \"all of them\"");

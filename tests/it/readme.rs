@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -13,7 +13,7 @@ use crate::built;
 use crate::docs::{command_lines, is_test};
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
-use crate::support::{Need, Ran, read, run, sh, shell, source};
+use crate::support::{Need, Ran, chmod, read, run, sh, shell, source, write_file};
 use crate::zypper::CUDA_IMAGE;
 
 const HOSTS: &[Need] = &[
@@ -186,7 +186,7 @@ struct Shared {
 impl Shared {
     fn new(driver: &[&str]) -> Self {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        chmod(dir.path(), 0o755);
         let shared = Self { dir };
         FakeDriver::shared(); // compiled by now
         let mut make = Command::new(source("tests/fake-driver/make-root"));
@@ -207,7 +207,7 @@ impl Shared {
         }
         let spec =
             r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
-        std::fs::write(clone.join("config.json"), spec).unwrap();
+        write_file(clone.join("config.json"), spec);
         shared
     }
 

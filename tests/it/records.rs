@@ -12,7 +12,8 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, run_with, scratch,
+    HOOK, Need, Ran, assert_lacks, assert_says, chmod, copy_nvml_program, read, run, run_with,
+    scratch, write_file,
 };
 use crate::why::{isolated, why};
 
@@ -51,7 +52,7 @@ fn call(dir: &Path, fake: &FakeDriver, id: &str, pod: [&str; 2], devices: &str) 
             "io.kubernetes.container.name": "main",
         },
     });
-    fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+    write_file(bundle.join("config.json"), spec.to_string());
     let state = json!({"id": id, "pid": std::process::id(), "bundle": bundle}).to_string();
     run_with(
         isolated(dir)
@@ -111,7 +112,7 @@ fn each_start_has_its_record() {
     let call = |container: &Waiting| container.call(&mut isolated(dir.path()), &fake.config);
     let drop_ins = fake.config.with_file_name("config.toml.d");
     fs::create_dir_all(&drop_ins).unwrap();
-    let configure = |line: &str| fs::write(drop_ins.join("10.toml"), line).unwrap();
+    let configure = |line: &str| write_file(drop_ins.join("10.toml"), line);
     let first = start();
     call(&first).ok();
     let text = why(dir.path(), &["waiting"]).ok();
@@ -126,12 +127,8 @@ fn each_start_has_its_record() {
     let second = start();
     call(&second).ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(
-        text.contains("\nthe hook did nothing: ")
-            && text.contains("ONH-103")
-            && !text.contains("GPU 1"),
-        "{text}"
-    );
+    assert_says(&text, &["\nthe hook did nothing: ", "ONH-103"]);
+    assert_lacks(&text, &["GPU 1"]);
     configure("disable-require = nonsense");
     let third = start();
     call(&third).failed(1);
@@ -227,7 +224,7 @@ fn a_record_of_a_removed_stage() {
         let text = read(&file);
         let old = text.replace("\"prestart\"", &format!("{stage:?}"));
         assert_ne!(old, text);
-        fs::write(&file, old).unwrap();
+        write_file(&file, old);
         let shown = why(dir.path(), &["c1"]).ok();
         assert_says(&shown, &[&format!("\nat {stage}, "), "\nthe hook failed: "]);
         let listed = run(isolated(dir.path()).args(["ps", "--all"])).ok();
@@ -292,16 +289,16 @@ fn failures_of_one_namespace_push_out_no_other() {
     // A running container: its bundle exists.
     record["outcome"] = "ok".into();
     record["container"]["id"] = "running".into();
-    fs::write(records.join("running.json"), record.to_string()).unwrap();
+    write_file(records.join("running.json"), record.to_string());
     record["outcome"] = "failed".into();
     for number in 0..600 {
         let id = format!("loop{number}");
         record["container"] =
             json!({"id": id, "pod": {"name": id, "namespace": "loop", "container": "main"}});
         record["started"] = format!("2999-01-01T00:00:{number:03}Z").into();
-        fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
+        write_file(records.join(format!("{id}.json")), record.to_string());
     }
-    fs::write(records.join(".killed.json.1"), vec![b' '; 1 << 20]).unwrap();
+    write_file(records.join(".killed.json.1"), vec![b' '; 1 << 20]);
     run(std::process::Command::new("touch")
         .args(["-d", "2 hours ago"])
         .arg(records.join(".killed.json.1")))
@@ -348,7 +345,7 @@ fn names_that_the_author_of_a_pod_invents() {
             "process": {"env": ["NVIDIA_VISIBLE_DEVICES=8"]}, "root": {"path": "/nowhere"},
             "linux": {"cgroupsPath": cgroups_path}, "annotations": annotations,
         });
-        fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+        write_file(bundle.join("config.json"), spec.to_string());
         let state = json!({"id": id, "pid": std::process::id(), "bundle": bundle}).to_string();
         let mut hook = isolated(dir.path());
         run_with(
@@ -494,10 +491,7 @@ fn a_container_of_cdi() {
         2,
         "{without_record}"
     );
-    assert!(
-        !without_record.contains("requests no GPU\n"),
-        "{without_record}"
-    );
+    assert_lacks(without_record, &["requests no GPU\n"]);
 }
 
 /// crun 1.28 names "/" as the bundle of a container with a user namespace and devices. The state contains the rest.
@@ -530,26 +524,15 @@ fn a_file_that_is_not_a_record() {
     let dir = scratch();
     let records = dir.path().join("run/containers");
     fs::create_dir_all(&records).unwrap();
-    fs::set_permissions(
-        &records,
-        std::os::unix::fs::PermissionsExt::from_mode(0o700),
-    )
-    .unwrap();
-    fs::set_permissions(
-        dir.path().join("run"),
-        std::os::unix::fs::PermissionsExt::from_mode(0o700),
-    )
-    .unwrap();
+    chmod(&records, 0o700);
+    chmod(dir.path().join("run"), 0o700);
     // The format that the program once wrote.
-    fs::write(records.join("large.json"), vec![b' '; 13 << 20]).unwrap();
+    write_file(records.join("large.json"), vec![b' '; 13 << 20]);
     let ran = why(dir.path(), &[]);
     let says = "warning: cannot read the record \"/run/oci-nvidia-hook/containers/large.json\": ";
-    assert!(
-        ran.stderr.contains(says)
-            && ran
-                .stderr
-                .contains("(ONH-109)\nhint: rm /run/oci-nvidia-hook/"),
-        "{ran:?}"
+    assert_says(
+        &ran.stderr,
+        &[says, "(ONH-109)\nhint: rm /run/oci-nvidia-hook/"],
     );
     ran.ok();
     let state = json!({"id": "large", "pid": 1, "bundle": "/"}).to_string();
@@ -559,11 +542,7 @@ fn a_file_that_is_not_a_record() {
 
 fn a_user_is_sent_to_root() {
     let dir = scratch();
-    fs::set_permissions(
-        dir.path(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
+    chmod(dir.path(), 0o755);
     let hook = dir.path().join("oci-nvidia-hook");
     fs::copy(HOOK, &hook).unwrap();
     copy_nvml_program(dir.path());
@@ -601,7 +580,7 @@ fn a_pod_is_sent_to_the_scheduler() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let text = read(&fake.config);
     let locked = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
-    fs::write(&fake.config, format!("{locked}{text}")).unwrap();
+    write_file(&fake.config, format!("{locked}{text}"));
     for (pod, says) in [
         (
             ["lab", "cuda-0"],
@@ -644,14 +623,12 @@ fn json_has_no_control_characters() {
         why(dir.path(), &["c"]).ok(),
         why(dir.path(), &[]).ok(),
     ] {
-        assert!(
-            text.contains("\\u{200b}\\u{e0041}") && !text.contains(is_invisible),
-            "{text:?}"
-        );
+        assert_says(&text, &["\\u{200b}\\u{e0041}"]);
+        assert!(!text.contains(is_invisible), "{text:?}");
     }
     let record = why(dir.path(), &["--json", "c"]).ok();
     let spec = json!({"process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={evil}")]}, "root": {"path": "/x"}});
-    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    write_file(dir.path().join("config.json"), spec.to_string());
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
     let mut plan = std::process::Command::new(HOOK);
     let explained = run_with(

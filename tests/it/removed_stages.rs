@@ -8,7 +8,7 @@ use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, NEEDS, Waiting};
 use crate::edit_config::spec;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch, source, unshare};
+use crate::support::{HOOK, Ran, assert_says, run, run_with, scratch, source, unshare, write_file};
 
 tests! {
     NEEDS => precreate, create_container, the_error_names_the_hook_file;
@@ -72,7 +72,7 @@ fn the_error_names_the_hook_file() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let text = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]);
     let file = dir.path().join("config.json");
-    std::fs::write(&file, text).unwrap();
+    write_file(&file, text);
     let at = |script: &str| {
         let shipped = source("hooks.d/oci-nvidia-hook.json");
         let script = format!(
@@ -111,10 +111,7 @@ fn containers_of_podman() {
     assert!(text.contains("failed: 12"), "{text}");
     let says =
         "the hook failed: cannot set up the container: the stage \"precreate\" no longer exists";
-    assert!(
-        text.contains(" (web)\nat precreate, ") && text.contains(says),
-        "{text}"
-    );
+    assert_says(&text, &[" (web)\nat precreate, ", says]);
     podman.run(Cgroup::AsMounted, &[IMAGE, "true"]).ok();
     let path = dir.path().join("nvidia.yaml");
     cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Need, read, run, scratch, shell, source};
+use crate::support::{Need, assert_lacks, read, run, scratch, shell, source, write_file};
 use crate::{built, deb, rpm, zypper};
 
 const ZYPPER: &[Need] = &[
@@ -116,10 +116,8 @@ fn zypper_installs_upgrades_and_removes() {
     ])
     .ok();
     let ran = zypper(&["install", MAIN]);
-    assert!(
-        ran.code == Some(0) && !ran.stdout.contains("scriptlet"),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_lacks(&ran.stdout, &["scriptlet"]);
     assert_eq!(
         installed("%{RELEASE}"),
         rpm::query(find(&packages.now), "%{RELEASE}")
@@ -133,8 +131,7 @@ fn zypper_installs_upgrades_and_removes() {
     publisher.publish_here();
     // zypper reads the repository again by itself, at the earliest after this number of minutes.
     let conf = root.join("etc/zypp/zypp.conf");
-    std::fs::create_dir_all(conf.parent().unwrap()).unwrap();
-    std::fs::write(&conf, "[main]\nrepo.refresh.delay = 0\n").unwrap();
+    write_file(&conf, "[main]\nrepo.refresh.delay = 0\n");
     zypper(&["update"]).ok();
     assert_eq!(
         installed("%{RELEASE}"),
@@ -252,7 +249,7 @@ fn a_release_has_everything() {
     let publisher = Publisher::new();
     let out = publisher.path("out");
     let kit = publisher.path("oci-nvidia-hook-gpu-kit-x86_64.tar.gz");
-    std::fs::write(&kit, "gpu_kit:: creates the kit").unwrap();
+    write_file(&kit, "gpu_kit:: creates the kit");
     let mut command = release(&publisher, &publisher.path("tree"));
     command
         .arg(KEY)

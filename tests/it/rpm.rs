@@ -1,13 +1,15 @@
 //! The packages of `make rpm`: how an engine uses the installed files, and what is installed and removed. rpmbuild reports files
 //! that no package lists and files that a package lacks, and rpmlint the rest.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::driver::Image;
-use crate::support::{Need, Ran, assert_says, read, run, scratch, shell, source, unshare};
+use crate::support::{
+    Need, Ran, assert_lacks, assert_says, read, run, scratch, shell, source, unshare, write_file,
+    write_program,
+};
 use crate::{built, docs, old_packages};
 
 // As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
@@ -66,7 +68,7 @@ impl Packages {
         let append = |path: &Path, from: &str, to: &str| {
             let old = read(path);
             assert!(old.contains(from));
-            std::fs::write(path, old.replace(from, to)).unwrap();
+            write_file(path, old.replace(from, to));
         };
         append(
             &tree.join("config/config.toml"),
@@ -240,12 +242,10 @@ impl System {
         std::fs::create_dir_all(root.join("run/systemd/system")).unwrap();
         std::fs::create_dir_all(root.join("var/log")).unwrap();
         let systemctl = root.join("usr/bin/systemctl");
-        std::fs::write(
+        write_program(
             &systemctl,
             "#!/bin/sh\necho \"$*\" >>/var/log/systemctl; exit 1\n",
-        )
-        .unwrap();
-        std::fs::set_permissions(systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+        );
         system
     }
 
@@ -257,10 +257,7 @@ impl System {
     #[track_caller]
     fn rpm(&self, arguments: &[&str], packages: &[&Path]) {
         let ran = rpm(&self.root(), arguments, packages);
-        assert!(
-            !ran.stderr.contains("scriptlet") && !ran.stderr.contains("error"),
-            "{ran:?}"
-        );
+        assert_lacks(&ran.stderr, &["scriptlet", "error"]);
         ran.ok();
     }
 
@@ -317,15 +314,14 @@ fn upgrade_downgrade_remove() {
     assert!(!system.read(DEFAULTS).contains("A later default"));
     // The files that the program wrote are removed too: its data and its own CDI spec, but no other spec.
     std::fs::create_dir_all(system.root().join("run/oci-nvidia-hook/containers")).unwrap();
-    std::fs::write(
+    write_file(
         system.root().join("run/oci-nvidia-hook/containers/c.json"),
         "{}",
-    )
-    .unwrap();
+    );
     let cdi = system.root().join("run/cdi");
     std::fs::create_dir_all(&cdi).unwrap();
-    std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/oci-nvidia-hook\n").unwrap();
-    std::fs::write(cdi.join("other.yaml"), "path: /usr/bin/nvidia-ctk\n").unwrap();
+    write_file(cdi.join("nvidia.yaml"), "path: /usr/bin/oci-nvidia-hook\n");
+    write_file(cdi.join("other.yaml"), "path: /usr/bin/nvidia-ctk\n");
     system.rpm(&["-e"], &[Path::new(MAIN)]);
     assert_eq!(left(&system), ["run/cdi/other.yaml"]);
     assert!(!system.root().join(CONFIG).parent().unwrap().exists());
@@ -334,11 +330,11 @@ fn upgrade_downgrade_remove() {
     // The administrator's settings remain after all of this, under their names.
     system.rpm(&["-i"], &[now]);
     let (config, mine) = (system.root().join(CONFIG), "disable-require = true\n");
-    std::fs::write(&config, mine).unwrap();
-    std::fs::write(config.with_file_name("config.toml.d").join("mine.toml"), "").unwrap();
+    write_file(&config, mine);
+    write_file(config.with_file_name("config.toml.d").join("mine.toml"), "");
     system.rpm(&["-U"], &[later]);
     system.rpm(&["-U", "--oldpackage"], &[now]);
-    std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/nvidia-ctk\n").unwrap();
+    write_file(cdi.join("nvidia.yaml"), "path: /usr/bin/nvidia-ctk\n");
     system.rpm(&["-e"], &[Path::new(MAIN)]);
     let expected = [
         CONFIG,
@@ -377,7 +373,7 @@ fn an_upgrade_removes_the_package_for_podman() {
         assert_eq!(exists(), [true; 3]);
         let drop_in = system.root().join(old_packages::LEFT[0]);
         if edited {
-            std::fs::write(&drop_in, "# mine\n").unwrap();
+            write_file(&drop_in, "# mine\n");
         }
         system.rpm(&["-U"], &[later]);
         assert_eq!(installed(), format!("{MAIN}\n"));
@@ -395,8 +391,7 @@ fn an_existing_config_stays() {
     let system = System::new();
     let nvidias = std::fs::read(source("tests/fixtures/config/nvidia-ctk.toml")).unwrap();
     let config = system.root().join(CONFIG);
-    std::fs::create_dir_all(config.parent().unwrap()).unwrap();
-    std::fs::write(&config, &nvidias).unwrap();
+    write_file(&config, &nvidias);
     let main = Path::new(MAIN);
     let (now, later) = (
         find(&Packages::shared().now, MAIN),

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use crate::driver::{MASKABLE_PROC, Waiting};
-use crate::support::shell;
+use crate::support::{shell, write_file};
 
 /// A config.json that CRI-O wrote, for the size and the mounts of a real one.
 const CONFIG_JSON: &str = include_str!("../fixtures/captures/crio-prestart/config.json");
@@ -44,7 +44,7 @@ impl CriContainer {
         let visible = format!("NVIDIA_VISIBLE_DEVICES={visible}");
         spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", visible]);
         spec["linux"]["cgroupsPath"] = Cgroup::name(&waiting).into();
-        std::fs::write(waiting.bundle.join("config.json"), spec.to_string()).unwrap();
+        write_file(waiting.bundle.join("config.json"), spec.to_string());
         let cgroup = Cgroup::of(&waiting);
         Self {
             waiting,

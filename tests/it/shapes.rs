@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{assert_says, scratch, shell, snapshot};
+use crate::support::{assert_says, scratch, shell, snapshot, write_file};
 
 tests! {
     NEEDS => read_only_rootfs, read_only_rootfs_with_mounts_in_the_way, read_only_rootfs_made_for_the_driver,
@@ -96,7 +96,7 @@ fn read_only_rootfs_that_lacks_directories() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let vendors = fake.root.join("usr/share/glvnd/egl_vendor.d");
     std::fs::create_dir_all(&vendors).unwrap();
-    std::fs::write(vendors.join("10_nvidia.json"), "{}").unwrap();
+    write_file(vendors.join("10_nvidia.json"), "{}");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     std::fs::remove_dir_all(image.rootfs.join("usr/share")).ok();
     let all = [
@@ -124,7 +124,7 @@ fn driver_files_of_the_image() {
         for name in names {
             let path = image.rootfs.join(&LIBDIR[1..]).join(name);
             match kind {
-                "file" => std::fs::write(&path, "not the driver's").unwrap(),
+                "file" => write_file(&path, "not the driver's"),
                 "link" => symlink("/etc/passwd", &path).unwrap(),
                 "dangling link" => symlink("/nowhere/x", &path).unwrap(),
                 _ => symlink("/usr/bin", &path).unwrap(),
@@ -149,10 +149,7 @@ fn driver_files_of_the_image() {
             continue;
         }
         let stderr = ran.failed(1);
-        assert!(
-            stderr.contains(name) && stderr.contains("at this path (ONH-046)"),
-            "{stderr}"
-        );
+        assert_says(&stderr, &[name, "at this path (ONH-046)"]);
         assert_eq!(snapshot(&image.rootfs), before, "{name}");
     }
 }
@@ -257,10 +254,7 @@ fn no_glibc() {
         );
         let container = Waiting::start(dir.path(), &image.rootfs, ALL_GPUS, "");
         let ran = container.hook(&fake.config);
-        assert!(
-            ran.stderr.contains("ONH-306") && ran.stderr.contains(says),
-            "{ran:?}"
-        );
+        assert_says(&ran.stderr, &["ONH-306", says]);
         ran.ok();
         assert!(container.mount_options("/dev/nvidia0").contains("nosuid"));
         assert!(!image.rootfs.join("etc/ld.so.cache").try_exists().unwrap());

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::driver::{FakeDriver, Image};
 use crate::harness::part;
-use crate::support::{HOOK, Need, host_wide_name, read, sh, shell};
+use crate::support::{HOOK, Need, host_wide_name, read, sh, shell, write_file};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -126,5 +126,5 @@ fn write_bundle(dir: &Path, config: &Path) {
     ];
     let hook = serde_json::json!({"path": HOOK, "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});
     spec["hooks"] = serde_json::json!({"prestart": [hook]});
-    std::fs::write(path, spec.to_string()).unwrap();
+    write_file(path, spec.to_string());
 }

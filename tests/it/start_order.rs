@@ -7,14 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::scene::CriContainer;
-use crate::support::{Need, read, run, run_with, scratch, source};
+use crate::support::{Need, read, run, run_with, scratch, source, write_file};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -106,7 +105,7 @@ fn starts(functions: &Functions) -> [BTreeSet<&str>; 2] {
     let (first, second, plain) = (start("first"), start("second"), start("plain"));
     let config = plain.bundle.join("config.json");
     let text = read(&config);
-    fs::write(config, text.replace("NVIDIA_VISIBLE_DEVICES=all", "A=b")).unwrap();
+    write_file(config, text.replace("NVIDIA_VISIBLE_DEVICES=all", "A=b"));
     let args = ["--config", fake.config.to_str().unwrap(), "prestart"];
     // The first start asks NVML.
     run_with(
@@ -192,7 +191,7 @@ fn functions_of_a_start() {
     let functions = functions(built::release());
     let starts = starts(&functions);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(source(SCRIPT), script(&functions, &starts)).unwrap();
+        write_file(source(SCRIPT), script(&functions, &starts));
         return;
     }
     let windows = starts.map(|ran| {

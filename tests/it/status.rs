@@ -1,6 +1,5 @@
 //! Compares `status` with podman: a hook leaves a trace if and only if `status` reports it as active.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -13,8 +12,8 @@ use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
 use crate::support::{
-    HOOK, Need, copy_nvml_program, run, scratch, scratch_with_short_path, sh, sh_unshared, shell,
-    source, unshare,
+    HOOK, Need, chmod, copy_nvml_program, run, scratch, scratch_with_short_path, sh, sh_unshared,
+    shell, source, unshare, write_file, write_program,
 };
 use crate::views::without_color;
 
@@ -185,7 +184,7 @@ const RUN: &str = "--storage-driver vfs --cgroup-manager cgroupfs --runtime runc
                    --network=none --log-driver=none --rootfs";
 
 fn prepare(dir: &Path) {
-    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    chmod(dir, 0o755);
     let image = Image::new(dir, &["--layout", "debian"]);
     shell!(
         "cd '{}'; mkdir -p run/secrets var/tmp '{}'/ran; chmod 777 '{}'/ran; touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv",
@@ -334,8 +333,7 @@ fn of_a_cri_o_that_runs() {
         shipped.display()
     );
     let crio = dir.path().join("usr/bin/crio");
-    std::fs::write(&crio, script).unwrap();
-    std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&crio, script);
     let conf = dir.path().join("etc/crio/crio.conf.d/10-x.conf");
     let running = dir.path().join("running.toml");
     let list = |hooks: &str| {
@@ -349,7 +347,7 @@ fn of_a_cri_o_that_runs() {
     );
     let status = |live: Option<&str>, on_disk: Option<&str>| {
         let write = |path: &Path, text: Option<&str>| match text {
-            Some(text) => std::fs::write(path, list(text)).unwrap(),
+            Some(text) => write_file(path, list(text)),
             None => drop(std::fs::remove_file(path)),
         };
         write(&running, live);
@@ -387,7 +385,7 @@ fn of_a_cri_o_that_runs() {
     }
     // CRI-O reads the directory again when a file in it changes, and keeps its hooks if one file is invalid.
     let broken = dir.path().join("usr/share/containers/oci/hooks.d/x.json");
-    std::fs::write(&broken, "{").unwrap();
+    write_file(&broken, "{");
     let live = status(Some(usual), None);
     assert!(
         !live.active
@@ -405,12 +403,11 @@ fn of_a_cri_o_that_runs() {
     // Not asked: it does not run, or other users could have written the program.
     std::fs::remove_file(dir.path().join("run/crio/crio.sock")).unwrap();
     assert!(status(Some(other), None).active);
-    std::fs::write(dir.path().join("run/crio/crio.sock"), "").unwrap();
-    std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o757)).unwrap();
+    write_file(dir.path().join("run/crio/crio.sock"), "");
+    chmod(&crio, 0o757);
     assert!(status(Some(other), None).active);
     // The command does not wait for a program that hangs.
-    std::fs::write(&crio, script.replace("cat \"", "exec sleep 60; cat \"")).unwrap();
-    std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&crio, script.replace("cat \"", "exec sleep 60; cat \""));
     let start = std::time::Instant::now();
     assert!(status(Some(other), None).active);
     assert!(start.elapsed() < std::time::Duration::from_secs(30));

@@ -17,7 +17,7 @@ use crate::built;
 use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::help;
 use crate::nvidia_ctk;
-use crate::support::{HOOK, Need, private_dir, read, run, scratch};
+use crate::support::{HOOK, Need, private_dir, read, run, scratch, write_file};
 use crate::why::{isolated, why};
 
 tests! {
@@ -406,13 +406,12 @@ fn of_each_command() {
         at("broken.toml"),
     );
     fs::create_dir(dir.path().join("spec")).unwrap();
-    fs::write(&broken, "nonsense = ").unwrap();
+    write_file(&broken, "nonsense = ");
     let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
-    fs::write(
+    write_file(
         at("config.json"),
         r#"{"process":{"env":["NVIDIA_VISIBLE_DEVICES=0"]},"root":{"path":"/x"}}"#,
-    )
-    .unwrap();
+    );
     let hook = |name: &str, words: &[&str]| {
         let words = [&[HOOK, "--config", config], words].concat();
         Call {
@@ -502,7 +501,7 @@ fn of_the_device_plugin() {
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (kubelet, run_dir, cdi) = (at("kubelet"), at("run"), at("cdi"));
     let (broken, socket) = (at("broken.toml"), at("nri.sock"));
-    fs::write(&broken, "nonsense = ").unwrap();
+    write_file(&broken, "nonsense = ");
     fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
     for call in [
         call(

@@ -113,6 +113,14 @@ pub fn assert_says(text: &str, words: &[&str]) {
     }
 }
 
+/// Panics with the text if it has one of these words.
+#[track_caller]
+pub fn assert_lacks(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(!text.contains(word), "{word:?} in {text}");
+    }
+}
+
 impl Ran {
     /// Returns its stdout; panics with all its output if it failed.
     #[track_caller]
@@ -146,6 +154,32 @@ impl Ran {
 pub fn read(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("read {path:?}: {error}"))
+}
+
+/// Writes a file. Creates its directory if it is missing.
+#[track_caller]
+pub fn write_file(path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
+    let path = path.as_ref();
+    let is_written = std::fs::create_dir_all(path.parent().unwrap())
+        .and_then(|()| std::fs::write(path, content));
+    is_written.unwrap_or_else(|error| panic!("write {path:?}: {error}"));
+}
+
+/// Writes an executable file.
+#[track_caller]
+pub fn write_program(path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
+    write_file(path.as_ref(), content);
+    chmod(path, 0o755);
+}
+
+#[track_caller]
+pub fn chmod(path: impl AsRef<Path>, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+
+    let path = path.as_ref();
+    let permissions = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions)
+        .unwrap_or_else(|error| panic!("chmod {path:?}: {error}"));
 }
 
 /// Runs a program with `input` on its stdin.

@@ -1,10 +1,11 @@
 //! `tests/suse/check`, the command for the first person with an openSUSE machine: rehearsed with programs that answer like such a machine.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Need, Ran, read, run, scratch, source};
+use crate::support::{
+    Need, Ran, assert_lacks, assert_says, read, run, scratch, source, write_file, write_program,
+};
 
 tests! {
     &[] => the_packages_are_required;
@@ -34,8 +35,8 @@ impl Machine {
     fn new() -> Self {
         let machine = Self { dir: scratch() };
         std::fs::create_dir(machine.path("bin")).unwrap();
-        std::fs::write(machine.path("journal"), "").unwrap();
-        std::fs::write(machine.path("a.rpm"), "").unwrap();
+        write_file(machine.path("journal"), "");
+        write_file(machine.path("a.rpm"), "");
         for (name, script) in PROGRAMS {
             machine.set(name, script);
         }
@@ -49,8 +50,7 @@ impl Machine {
     /// Replaces a program.
     fn set(&self, name: &str, script: &str) {
         let program = self.path("bin").join(name);
-        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, format!("#!/bin/sh\n{script}\n"));
     }
 
     /// Runs the command, on a host whose `/run` is empty.
@@ -86,10 +86,8 @@ fn the_packages_are_required() {
         "{ran:?}"
     );
     let ran = run(&mut Command::new(source("tests/suse/check")));
-    assert!(
-        ran.code == Some(2) && ran.stderr.contains("; hint: "),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert_says(&ran.stderr, &["; hint: "]);
 }
 
 fn a_good_machine_passes() {
@@ -106,10 +104,7 @@ fn a_good_machine_passes() {
     ] {
         assert!(report.replace("  ", " ").contains(row), "{row}: {report}");
     }
-    assert!(
-        !report.contains("failed") && !report.contains("cannot run"),
-        "{report}"
-    );
+    assert_lacks(&report, &["failed", "cannot run"]);
     assert!(!machine.path("installed").exists());
 }
 
@@ -137,10 +132,7 @@ fn each_fault_fails_its_check() {
             report.contains(&format!("| {check} | failed |")),
             "{fault}: {report}"
         );
-        assert!(
-            !report.contains("51eed000") && !report.contains("anna") && !report.contains("192.168"),
-            "{report}"
-        );
+        assert_lacks(&report, &["51eed000", "anna", "192.168"]);
         let name = read("/proc/sys/kernel/hostname");
         assert!(!report.contains(&format!(" {} ", name.trim())), "{report}");
         assert_eq!(
@@ -157,12 +149,10 @@ fn a_transactional_system_needs_a_reboot() {
     machine.set("transactional-update", "echo \"$*\" >>$STATE/transactions");
     let ran = machine.check();
     std::fs::remove_dir_all(home).unwrap();
-    assert!(
-        ran.code == Some(0) && ran.stdout.contains("reboot, and run this command again"),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_says(&ran.stdout, &["reboot, and run this command again"]);
     // The next snapshot
-    std::fs::write(machine.path("installed"), "").unwrap();
+    write_file(machine.path("installed"), "");
     assert_eq!(machine.check().code, Some(0));
     let transactions = read(machine.path("transactions"));
     let lines: Vec<_> = transactions.lines().collect();

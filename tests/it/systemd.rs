@@ -11,7 +11,7 @@ use oci_nvidia_hook::testing::cgroup::DeviceAccess;
 use crate::booted::Systemd;
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
-use crate::support::{Need, assert_says, read, run, run_with, shell, source};
+use crate::support::{Need, assert_says, read, run, run_with, shell, source, write_file};
 use crate::{built, cgroup};
 
 const NEEDS: &[Need] = &[
@@ -232,7 +232,7 @@ fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &s
             .arg(stage)
             .current_dir(bundle)
             .env_clear();
-        std::fs::write(path, run_with(hook, spec.to_string().as_bytes()).ok()).unwrap();
+        write_file(path, run_with(hook, spec.to_string().as_bytes()).ok());
         return;
     }
     let mut words = kernels::hook();
@@ -244,7 +244,7 @@ fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &s
     ]);
     let hook = serde_json::json!({"path": program, "args": words, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});
     spec["hooks"] = serde_json::json!({stage: [hook]});
-    std::fs::write(path, spec.to_string()).unwrap();
+    write_file(path, spec.to_string());
 }
 
 /// The kubelet of the device plugin's tests as a service. It takes commands from a FIFO and writes its events to a file.
@@ -354,7 +354,7 @@ fn install_units(systemd: &Systemd, fake: &FakeDriver, config: &str, metrics: &s
     for unit in [unit, nri, SOCKETS_UNIT] {
         std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
     }
-    std::fs::write(shared.join("script"), install).unwrap();
+    write_file(shared.join("script"), install);
     systemd
         .enter(&format!("sh -eu '{}'", shared.join("script").display()))
         .ok();
@@ -376,11 +376,10 @@ fn the_device_plugin_as_a_service() {
         shared.join("make-root"),
     )
     .unwrap();
-    std::fs::write(
+    write_file(
         shared.join("layout"),
         "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n",
-    )
-    .unwrap();
+    );
 
     // The unit is ready without a kubelet. It creates the directory for the labels, and the device node that is missing after a boot.
     systemd.enter(&format!("systemctl start {unit}")).ok();

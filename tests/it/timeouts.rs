@@ -9,7 +9,7 @@ use crate::cache;
 use crate::cdi::cdi;
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::golden::{SCRIPT, View};
-use crate::support::{HOOK, Need, Ran, read, scratch, shell, source};
+use crate::support::{HOOK, Need, Ran, read, scratch, shell, source, write_file};
 
 tests! {
     &[Need::Root, Need::Program("cc")] => every_hook_entry_has_one;
@@ -127,7 +127,7 @@ fn a_person_who_waits_sees_a_line() {
 
     let container = Waiting::debian(ALL_GPUS, "");
     let state = container.dir().join("state.json");
-    std::fs::write(&state, container.state()).unwrap();
+    write_file(&state, container.state());
     let started = Instant::now();
     let stage = on_terminal(
         &fake,

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::docs::blocks;
 use crate::rpm::{CONFIG, Packages, find};
-use crate::support::{Need, read, run, scratch, sh, shell, source};
+use crate::support::{Need, read, run, scratch, sh, shell, source, write_file};
 use crate::zypper::{install_base, zypper};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Programs(&["rpmbuild", "cc", "zypper"])];
@@ -32,7 +32,7 @@ fn toolkit(dir: &Path, version: &str, files: &str) -> PathBuf {
         "Name: nvidia-container-toolkit\nVersion: {version}\nRelease: 1\nSummary: x\nLicense: MIT\nBuildArch: noarch\n\
          Provides: nvidia-container-runtime-hook\n%description\nx\n%install\n"
     );
-    std::fs::write(&spec, format!("{head}{files}")).unwrap();
+    write_file(&spec, format!("{head}{files}"));
     let top = dir.join("toolkit");
     run(Command::new("rpmbuild")
         .args(["-bb", "--quiet", "--define"])
@@ -53,7 +53,7 @@ fn zypper_removes_an_old_toolkit() {
     )
     .ok();
     let config = root.join(CONFIG);
-    std::fs::write(&config, "disable-require = true\n").unwrap();
+    write_file(&config, "disable-require = true\n");
     // Without an answer, zypper changes nothing, and shows what it would remove.
     let ran = zypper(&root, "install --allow-unsigned-rpm", &[main]);
     assert!(
@@ -100,8 +100,7 @@ fn a_new_toolkit_stays() {
     )
     .ok();
     let config = root.join(CONFIG);
-    std::fs::create_dir_all(config.parent().unwrap()).unwrap();
-    std::fs::write(&config, "disable-require = true\n").unwrap();
+    write_file(&config, "disable-require = true\n");
     zypper(
         &root,
         "install --allow-unsigned-rpm",

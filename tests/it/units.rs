@@ -9,7 +9,7 @@ use crate::deb;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, OPTIONS};
 use crate::rpm::{self, Packages};
-use crate::support::{Need, Ran, run, shell, source};
+use crate::support::{Need, Ran, run, shell, source, write_file};
 
 const DEB: &[Need] = &[
     Need::Root,
@@ -133,7 +133,7 @@ impl Host {
 
     fn unload(&self) {
         self.run(&format!("rm {DROP_INS}/root.toml"));
-        std::fs::write(self.systemd.dir.path().join("units"), "").unwrap();
+        write_file(self.systemd.dir.path().join("units"), "");
     }
 
     fn log(&self) -> String {

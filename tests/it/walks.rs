@@ -6,7 +6,7 @@ use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{
-    HOOK, Need, Ran, assert_says, nvml_program, read, sh, sh_unshared, shell, source,
+    HOOK, Need, Ran, assert_says, nvml_program, read, sh, sh_unshared, shell, source, write_file,
 };
 
 const USER: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
@@ -61,7 +61,7 @@ fn an_update_without_a_reboot() {
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let version = fake.root.join("proc/driver/nvidia/version");
     let booted = read(&version);
-    std::fs::write(&version, booted.replace("535.183.01", "535.129.03")).unwrap();
+    write_file(&version, booted.replace("535.183.01", "535.129.03"));
     let stderr = container.hook(&fake.config).failed(1);
     assert!(
         stderr.contains("535.129.03") && stderr.contains("535.183.01"),
@@ -74,7 +74,7 @@ fn an_update_without_a_reboot() {
     is_documented(
         "### ONH-013\n\n**error: the kernel module and the libraries have different versions**\n",
     );
-    std::fs::write(&version, booted).unwrap();
+    write_file(&version, booted);
     container.hook(&fake.config).ok();
 }
 
@@ -102,11 +102,10 @@ fn a_user_outside_of_the_group() {
         fake.root.display(),
         nvml = nvml_program().display()
     );
-    std::fs::write(
+    write_file(
         place.path().join("config.toml"),
         format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"),
-    )
-    .unwrap();
+    );
     let info = |groups: &str, namespace: &str| {
         let script = format!(
             "mount -t tmpfs -o mode=755 dev /mnt; cp -a /dev/null /dev/urandom '{path}'/dev/. /mnt; mount --move /mnt /dev; \
@@ -144,17 +143,16 @@ fn leftovers_of_a_rootless_guide() {
     podman.install_hook(&fake.config);
     fake.configure("no-cgroups = true");
     let theirs = podman.dir.path().join("nvidia-container-runtime-hook");
-    std::fs::write(
+    write_file(
         &theirs,
         "#!/bin/sh\necho 'nvidia-container-cli: initialization error: load library failed' >&2\nexit 1\n",
-    )
-    .unwrap();
+    );
     shell!("chmod 755 '{}'", theirs.display());
     let json = serde_json::json!({
         "version": "1.0.0", "hook": {"path": theirs}, "when": {"always": true}, "stages": ["prestart"],
     });
     let file = podman.hooks.join("oci-nvidia-toolkit.json");
-    std::fs::write(&file, json.to_string()).unwrap();
+    write_file(&file, json.to_string());
     let arguments = [
         "-e",
         "NVIDIA_VISIBLE_DEVICES=all",
@@ -209,7 +207,7 @@ fn a_stale_cdi_spec() {
     );
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     let text = read(&path);
-    std::fs::write(&path, text.replace("535.183.01", "535.54.03")).unwrap();
+    write_file(&path, text.replace("535.183.01", "535.54.03"));
     let check = || cdi(&fake, &["check", "--spec-dir", &dirs]);
     let ran = check();
     assert_eq!(ran.code, Some(1), "{ran:?}");

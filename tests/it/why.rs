@@ -14,7 +14,8 @@ use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, copy_nvml_program, run, run_with, scratch, unshare,
+    HOOK, Need, Ran, assert_lacks, assert_says, chmod, copy_nvml_program, run, run_with, scratch,
+    unshare, write_file,
 };
 use crate::{golden, ps, status};
 
@@ -201,10 +202,12 @@ fn fewer_gpus_than_all() {
     assert_eq!(json(dir, "waiting")["outcome"], "incomplete");
     let list = why(dir, &[]).ok();
     let row = "  incomplete  ONH-201  waiting  -\n";
-    assert!(
-        list.contains(row)
-            && list.contains("\n    the container got fewer GPUs than it requested\n"),
-        "{list}"
+    assert_says(
+        &list,
+        &[
+            row,
+            "\n    the container got fewer GPUs than it requested\n",
+        ],
     );
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0,2"]);
     container.hook(&fake).ok();
@@ -248,7 +251,7 @@ fn a_bug_report_has_the_last_ones() {
         let id = format!("c{number}");
         record["container"]["id"] = id.clone().into();
         record["started"] = format!("2999-01-01T00:00:{number}Z").into();
-        fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
+        write_file(records.join(format!("{id}.json")), record.to_string());
     }
     let bundle = dir.join("b.tar.gz");
     run(isolated(dir).args(["doctor", "--bundle"]).arg(&bundle));
@@ -424,10 +427,7 @@ fn a_start_that_the_deadline_ends() {
             "{ran:?}"
         );
         let text = why(dir, &["waiting"]).ok();
-        assert!(
-            text.contains(says) && text.contains("requested: all GPUs") && text.contains("ONH-049"),
-            "{text}"
-        );
+        assert_says(&text, &[says, "requested: all GPUs", "ONH-049"]);
         assert_eq!(stored()["outcome"], outcome, "{signal}");
     }
 }
@@ -442,18 +442,10 @@ fn a_run_directory_of_another_user() {
     container.hook(FakeDriver::shared()).ok();
     fs::remove_file(dir.join("run/containers")).unwrap();
     fs::create_dir(dir.join("run/containers")).unwrap();
-    fs::set_permissions(
-        dir.join("run/containers"),
-        fs::Permissions::from_mode(0o777),
-    )
-    .unwrap();
+    chmod(dir.join("run/containers"), 0o777);
     container.hook(FakeDriver::shared()).ok();
     assert_eq!(fs::read_dir(dir.join("run/containers")).unwrap().count(), 0);
-    fs::set_permissions(
-        dir.join("run/containers"),
-        fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
+    chmod(dir.join("run/containers"), 0o755);
     symlink(
         target.path().join("x"),
         dir.join("run/containers/waiting.json"),
@@ -468,11 +460,7 @@ fn a_run_directory_of_another_user() {
             .is_file()
     );
     // Files of other users are not trusted either.
-    fs::set_permissions(
-        dir.join("run/containers/waiting.json"),
-        fs::Permissions::from_mode(0o666),
-    )
-    .unwrap();
+    chmod(dir.join("run/containers/waiting.json"), 0o666);
     assert!(
         why(dir, &["waiting"])
             .failed(1)
@@ -483,11 +471,11 @@ fn a_run_directory_of_another_user() {
 /// In a user namespace, root is an unprivileged user of the host: its directory is used, and nothing of root's.
 fn a_user_has_records_of_his_own() {
     let dir = scratch();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    chmod(dir.path(), 0o755);
     let spec = serde_json::json!({
         "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=nonsense"]}, "root": {"path": "r"},
     });
-    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    write_file(dir.path().join("config.json"), spec.to_string());
     let state = serde_json::json!({"id": "c1", "pid": 1, "bundle": dir.path()}).to_string();
     // The user cannot enter the directory in which the tests are built.
     let hook = dir.path().join("oci-nvidia-hook");
@@ -608,10 +596,7 @@ fn what_crun_does_not_show() {
         panic!("{text}")
     };
     assert_says(podmans, &["crun: error executing hook", "failed: 126"]);
-    assert!(
-        !podmans.contains("ONH-030") && !podmans.contains("requests"),
-        "{podmans}"
-    );
+    assert_lacks(podmans, &["ONH-030", "requests"]);
     assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
     assert_says(
         broken,
@@ -625,10 +610,8 @@ fn what_crun_does_not_show() {
             "\nthe container got what it requested: injected ",
         ],
     );
-    assert!(
-        web.contains("\n  GPU 1: ") && !web.contains("GPU 0: "),
-        "{web}"
-    );
+    assert_says(web, &["\n  GPU 1: "]);
+    assert_lacks(web, &["GPU 0: "]);
     let list: Vec<_> = list.lines().collect();
     let [runtime, _, failed, _, _] = list[..] else {
         panic!("{list:?}")
@@ -725,17 +708,11 @@ fn a_pod_of_podman_without_an_infra_container() {
     };
     for part in [by_id, by_short_id] {
         assert!(part.contains(" (one)\nat prestart, "), "{part}");
-        assert!(
-            part.contains(" (two)\nthe container requests no GPU: "),
-            "{part}"
-        );
+        assert_says(part, &[" (two)\nthe container requests no GPU: "]);
     }
     assert!(plan.contains("hint: give one of one, two"), "{plan}");
     let hint = "give the id of a pod that has no infra container, which \"podman pod ps\" prints";
-    assert!(
-        by_name.contains("unknown container or pod \"lab\"") && by_name.contains(hint),
-        "{by_name}"
-    );
+    assert_says(by_name, &["unknown container or pod \"lab\"", hint]);
 }
 
 /// A pod has the answers of its containers, but not of the infra container.
@@ -757,21 +734,16 @@ fn a_pod_of_podman() {
     let [by_name, by_id, by_short_id, json, plan, unknown] = parts[..] else {
         panic!("{text}")
     };
-    assert!(
-        by_name.contains(" (one)\nat prestart, ") && by_name.contains("\n  GPU 1: "),
-        "{by_name}"
-    );
-    assert!(
-        by_name.contains(" (two)\nthe container requests no GPU: ") && !by_name.contains("infra"),
-        "{by_name}"
-    );
+    assert_says(by_name, &[" (one)\nat prestart, ", "\n  GPU 1: "]);
+    assert_says(by_name, &[" (two)\nthe container requests no GPU: "]);
+    assert_lacks(by_name, &["infra"]);
     assert!(by_id == by_name && by_short_id == by_name, "{text}");
     let records = json_schema::part("why", json, "records");
     let others = json_schema::part("why", json, "without_records");
     assert_eq!((records.len(), others.len()), (1, 1), "{json}");
-    assert!(
-        plan.contains("pod \"lab\" has several containers (ONH-053)\nhint: give one of one, two"),
-        "{plan}"
+    assert_says(
+        plan,
+        &["pod \"lab\" has several containers (ONH-053)\nhint: give one of one, two"],
     );
     assert!(unknown.contains("unknown container or pod"), "{unknown}");
 }

@@ -12,7 +12,7 @@ use crate::cdi::{GPU_0, cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, assert_says, read, scratch, shell};
+use crate::support::{HOOK, Ran, assert_lacks, assert_says, read, scratch, shell, write_file};
 
 tests! {
     NEEDS => the_hook_gives_the_files_and_the_node, requests_by_index_and_uuid, limits_are_refused, the_edited_config_lists_the_node,
@@ -116,12 +116,7 @@ fn the_hook_gives_the_files_and_the_node() {
     let listed = container
         .output("nvidia-smi -L >/dev/null; ls /usr/lib/*-linux-gnu; ls /usr/lib/wsl/drivers/*");
     assert_says(&listed, &["libdxcore.so", "libnvidia-ml.so.1"]);
-    assert!(
-        !listed.contains("libcuda.so.1\n")
-            && !listed.contains("libd3d12")
-            && !listed.contains(".dll"),
-        "{listed}"
-    );
+    assert_lacks(&listed, &["libcuda.so.1\n", "libd3d12", ".dll"]);
 }
 
 /// A container has all GPUs or none, and a name that does not exist is an error as on other hosts.
@@ -321,11 +316,8 @@ fn the_spec_names_the_files_of_wsl() {
     );
     // CUDA compatibility libraries need the kernel module nvidia.
     let entry = spec.container_edits.hooks[0].args.join(" ");
-    assert!(
-        !entry.contains("--cuda-compat")
-            && entry.contains("--library /usr/lib/wsl/lib/libdxcore.so"),
-        "{entry}"
-    );
+    assert_lacks(&entry, &["--cuda-compat"]);
+    assert_says(&entry, &["--library /usr/lib/wsl/lib/libdxcore.so"]);
     let two = cdi(&host("2"), &["generate", "--output", "-"]);
     assert!(two.stderr.contains("(ONH-234)"), "{two:?}");
 }
@@ -399,7 +391,7 @@ fn the_spec_follows_windows() {
     // Only NVML shows another GPU.
     let conf = fake.root.join("usr/lib/wsl/lib/nvml.conf");
     let text = read(&conf);
-    std::fs::write(&conf, text.replace("51eed000", "77777777")).unwrap();
+    write_file(&conf, text.replace("51eed000", "77777777"));
     let (second, spec) = refresh(&fake).unwrap();
     assert!(
         second != first && spec.devices[1].name.contains("77777777"),
@@ -415,10 +407,8 @@ fn the_spec_follows_windows() {
         &fake,
         &["check", "--spec-dir", dir.path().to_str().unwrap()],
     );
-    assert!(
-        check.code == Some(1) && check.stdout.contains("nv_dispi.inf_amd64_0123456789abcdef"),
-        "{check:?}"
-    );
+    assert_eq!(check.code, Some(1), "{check:?}");
+    assert_says(&check.stdout, &["nv_dispi.inf_amd64_0123456789abcdef"]);
     let (_, spec) = refresh(&fake).unwrap();
     assert!(
         mounted(&spec)
@@ -461,10 +451,8 @@ fn commands_of_the_host() {
         files.starts_with("/dev/dxg\n") && files.contains(&format!("\n{STORE}/libcuda.so.1.1\n")),
         "{files}"
     );
-    assert!(
-        files.contains("\n/usr/lib/wsl/lib/nvidia-smi\n") && !files.contains("/dev/nvidia"),
-        "{files}"
-    );
+    assert_says(&files, &["\n/usr/lib/wsl/lib/nvidia-smi\n"]);
+    assert_lacks(&files, &["/dev/nvidia"]);
     let shown = fake.plan(&[ALL]);
     assert_eq!(
         (&shown["outcome"], &shown["findings"]),
@@ -484,10 +472,7 @@ fn commands_of_the_host() {
     ] {
         assert!(doctor.contains(line), "{line} is not in\n{doctor}");
     }
-    assert!(
-        !doctor.contains("modprobe") && !doctor.contains("seated"),
-        "{doctor}"
-    );
+    assert_lacks(&doctor, &["modprobe", "seated"]);
     shell!("rm '{}'", fake.root.join("dev/dxg").display());
     let stderr = fake.run(&["info"]).failed(1);
     assert!(!stderr.contains("modprobe"), "{stderr}");
@@ -508,10 +493,7 @@ fn windows_without_the_driver() {
     );
     let doctor = fake.run(&["doctor", "--all"]).stdout;
     assert_says(&doctor, &["NVIDIA's driver for Windows is missing"]);
-    assert!(
-        !doctor.contains("modprobe") && !doctor.contains("seated"),
-        "{doctor}"
-    );
+    assert_lacks(&doctor, &["modprobe", "seated"]);
     // An image that can do without GPUs starts.
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
     let shown = fake.plan(&[ALL]);

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::rpm::{FAST, query};
-use crate::support::{Need, Ran, run, scratch, shell, source};
+use crate::support::{Need, Ran, assert_lacks, run, scratch, shell, source, write_file};
 use crate::{built, docs, old_packages};
 
 const NEEDS: &[Need] = &[
@@ -52,7 +52,7 @@ fn build_install_run_remove() {
         "[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\n",
         fake.root.display()
     );
-    std::fs::write(&drop_in, settings).unwrap();
+    write_file(&drop_in, settings);
     let podman = Podman::new();
     let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
     podman.import_with(&image.rootfs, "localhost/cuda", CUDA_IMAGE);
@@ -113,10 +113,8 @@ fn remove_as_documented(root: &Path) {
     let words: Vec<_> = commands[0].split(' ').collect();
     assert_eq!(words[0], "zypper");
     let ran = command(root, &[&["--no-refresh"], &words[1..]].concat());
-    assert!(
-        ran.code == Some(0) && !ran.stdout.contains("scriptlet"),
-        "{ran:?}"
-    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_lacks(&ran.stdout, &["scriptlet"]);
 }
 
 /// Runs the same commands as `make rpm` on openSUSE, with a cargo that has compiled the programs.
@@ -185,11 +183,10 @@ pub fn install_base(root: &Path, packages: &[PathBuf]) {
         .map(|line| format!("Provides: {line}\n"))
         .collect();
     let head = "Name: base\nVersion: 1\nRelease: 1\nSummary: A distribution\nLicense: MIT\nBuildArch: noarch\nProvides: podman\n";
-    std::fs::write(
+    write_file(
         &spec,
         format!("{head}{tags}%description\nA distribution.\n%files\n"),
-    )
-    .unwrap();
+    );
     let top = parent.join("base");
     run(Command::new("rpmbuild")
         .args(["-bb", "--quiet", "--define"])
@@ -246,7 +243,7 @@ pub fn rpm(root: &Path, arguments: &[&str]) -> Ran {
 fn suse_home(root: &Path) -> PathBuf {
     let home = root.join("../zypper-home");
     std::fs::create_dir_all(&home).unwrap();
-    std::fs::write(home.join(".rpmmacros"), "%_dbpath /var/lib/rpm\n").unwrap();
+    write_file(home.join(".rpmmacros"), "%_dbpath /var/lib/rpm\n");
     home
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::json_schema;
-use crate::support::{HOOK, Need, assert_says, read, run, scratch};
+use crate::support::{HOOK, Need, assert_says, read, run, scratch, write_file};
 
 tests! {
     &[Need::Program("tar")] => bundle;
@@ -71,12 +71,11 @@ fn a_link_in_the_place_of_the_log() {
         dir.path().join("secret"),
         dir.path().join("config.toml"),
     );
-    std::fs::write(&secret, "root:secret").unwrap();
-    std::fs::write(
+    write_file(&secret, "root:secret");
+    write_file(
         &config,
         format!("[nvidia-container-cli]\ndebug = {log:?}\n"),
-    )
-    .unwrap();
+    );
     let packed = |name: &str| {
         let path = dir.path().join(name);
         run(Command::new(HOOK)
@@ -106,7 +105,7 @@ fn a_link_in_the_place_of_the_log() {
         "{content}"
     );
     std::fs::remove_file(&log).unwrap();
-    std::fs::write(&log, "of a user").unwrap();
+    write_file(&log, "of a user");
     std::os::unix::fs::chown(&log, Some(7777), None).unwrap();
     let (content, left_out) = packed("user.tar.gz");
     assert!(
@@ -114,7 +113,7 @@ fn a_link_in_the_place_of_the_log() {
         "{content}"
     );
     std::fs::remove_file(&log).unwrap();
-    std::fs::write(&log, format!("{}the last line", "x".repeat(300 << 10))).unwrap();
+    write_file(&log, format!("{}the last line", "x".repeat(300 << 10)));
     let (content, left_out) = packed("log.tar.gz");
     assert!(content.contains("the last line") && !left_out);
 }

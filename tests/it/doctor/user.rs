@@ -1,13 +1,11 @@
 //! `doctor` for a user other than root.
 
-use std::os::unix::fs::PermissionsExt;
-
 use engines::User;
 use oci_nvidia_hook::testing::doctor::{Caller, Status};
 
 use super::examine;
 use super::host::changed;
-use crate::support::{HOOK, Need, nvml_program, sh};
+use crate::support::{HOOK, Need, chmod, nvml_program, sh};
 
 tests! {
     &[Need::OwnProcess, Need::Root, Need::Programs(&["cc", "setpriv"])] => podman_of_the_user, a_user_sees_less;
@@ -39,7 +37,7 @@ fn podman_of_the_user() {
 fn a_user_sees_less() {
     let dir = changed("chgrp 484 dev/nvidia*; chmod 660 dev/nvidia*; chmod -R go+rX .");
     let parent = tempfile::tempdir_in("/var/tmp").unwrap();
-    std::fs::set_permissions(parent.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    chmod(parent.path(), 0o755);
     let (host, path) = (dir.path().display(), parent.path().display());
     let text = sh(&format!(
         "cp -a '{host}' '{path}/root'; cp '{HOOK}' '{path}/hook'; cp '{nvml}' '{path}'; \

@@ -8,7 +8,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use super::scene::Scene;
 use super::{NEEDS_PODMAN, NEEDS_SETPRIV};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{read, run};
+use crate::support::{read, run, write_file};
 
 tests! {
     NEEDS_PODMAN => cve_2021_1056_other_gpus_by_mknod;
@@ -67,7 +67,7 @@ fn cve_2021_1056_params_that_the_container_rewrites() {
     // The CLI called mount(2) once with MS_BIND | MS_RDONLY, which leaves a bind mount writable.
     let scene = Scene::new("debian", "");
     let (params, shown) = (scene.dir().join("params"), scene.canary.join("nvidia"));
-    std::fs::write(&params, "ModifyDeviceFiles: 0\n").unwrap();
+    write_file(&params, "ModifyDeviceFiles: 0\n");
     let naive = std::thread::scope(|scope| {
         // The thread has its own mount namespace, which the programs that it starts share.
         let mounter = scope.spawn(|| {

@@ -1,6 +1,6 @@
 //! CVE-2025-23266: a hook whose entry has no environment gets the image's environment, and with it a library to load.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,7 +18,10 @@ use crate::cdi_containers::{only_spec, runc_version};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk;
-use crate::support::{Ran, nvml_program, read, run, run_with, scratch, sh_unshared, shell, source};
+use crate::support::{
+    Ran, assert_lacks, nvml_program, read, run, run_with, scratch, sh_unshared, shell, source,
+    write_file, write_program,
+};
 
 tests! {
     NEEDS_PODMAN => cve_2025_23266_a_library_preloaded_into_the_hook,
@@ -98,7 +101,7 @@ impl Attack {
 /// Adds what the environment of [`environment`] names.
 fn make_hostile(rootfs: &Path, marks: &Path) {
     let source = rootfs.with_extension("evil.c");
-    std::fs::write(&source, PRELOADED).unwrap();
+    write_file(&source, PRELOADED);
     let mut cc = Command::new("cc");
     cc.args([
         "-shared",
@@ -109,17 +112,13 @@ fn make_hostile(rootfs: &Path, marks: &Path) {
     run(cc.arg(rootfs.join("evil.so")).arg(source)).ok();
     for name in ["modprobe", "ldconfig", "nvidia-modprobe", "oci-nvidia-hook"] {
         let program = rootfs.join("evil").join(name);
-        std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-        std::fs::write(
+        write_program(
             &program,
             format!("#!/bin/sh\necho \"$0\" >>{}/started\n", marks.display()),
-        )
-        .unwrap();
-        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        );
     }
     let config = rootfs.join("evil/nvidia-container-runtime/config.toml");
-    std::fs::create_dir_all(config.parent().unwrap()).unwrap();
-    std::fs::write(config, "this is no toml").unwrap();
+    write_file(config, "this is no toml");
 }
 
 /// The root file system of the image for a hook that runc starts at createContainer. With crun, the directory is the bundle.
@@ -163,11 +162,10 @@ fn cve_2025_23266_a_library_preloaded_into_the_hook() {
         let mut json: Value = serde_json::from_str(&text).unwrap();
         json["hook"]["path"] = built::static_hook().to_str().unwrap().into();
         change(&mut json);
-        std::fs::write(
+        write_file(
             attack.podman.hooks.join("oci-nvidia-hook.json"),
             json.to_string(),
-        )
-        .unwrap();
+        );
         attack.start("", Cgroup::AsMounted, &[])
     };
     let with_config = json!([
@@ -194,11 +192,7 @@ fn cve_2025_23266_a_library_preloaded_into_the_hook() {
     let (ran, traces) = start(&without_env);
     assert_eq!(traces, "", "{ran:?}");
     // No variable selects a file, whoever set it.
-    assert!(
-        !ran.stderr
-            .contains("evil/nvidia-container-runtime/config.toml"),
-        "{ran:?}"
-    );
+    assert_lacks(&ran.stderr, &["evil/nvidia-container-runtime/config.toml"]);
 
     for stage in ["prestart", "createRuntime", "createContainer"] {
         let (ran, traces) = start(&|json| {
@@ -254,7 +248,7 @@ fn specs_of_old_toolkits(cgroup: Cgroup) {
             }
         }
         let path = dir.path().join("plugin.json");
-        std::fs::write(&path, spec.to_string()).unwrap();
+        write_file(&path, spec.to_string());
         attack.start(
             &only_spec(&path),
             cgroup,
@@ -301,11 +295,10 @@ fn cve_2025_23266_nvidias_other_names() {
             args[0] = name.into();
             let file = json!({"version": "1.0.0", "hook": {"path": link(bin.path(), name), "args": args},
                 "when": {"always": true}, "stages": ["createContainer"]});
-            std::fs::write(
+            write_file(
                 attack.podman.hooks.join("oci-nvidia-hook.json"),
                 file.to_string(),
-            )
-            .unwrap();
+            );
             let (ran, traces) = attack.start("", Cgroup::AsMounted, &[]);
             match is_naive {
                 true => {
@@ -442,7 +435,7 @@ fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
         "hooks": hooks,
         "linux": {"namespaces": [{"type": "pid"}, {"type": "mount"}]},
     });
-    std::fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+    write_file(bundle.join("config.json"), spec.to_string());
     let script = format!(
         "{} cd '{bundle}'; exec env -i PATH=\"$PATH\" OF_THE=runtime {runtime} --root '{bundle}/state' run environment-{pid}",
         cgroup.prepare(),

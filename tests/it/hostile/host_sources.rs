@@ -14,7 +14,7 @@ use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Ran, fingerprint, scratch, sh_unshared, shell, unshare};
+use crate::support::{HOOK, Ran, assert_says, fingerprint, scratch, sh_unshared, shell, unshare};
 
 tests! {
     NEEDS => sources_that_users_of_the_host_choose, an_mps_directory_that_is_named, a_mount_of_a_users,
@@ -362,10 +362,7 @@ fn an_mps_directory_that_is_named() {
             );
             assert!(!ran.stderr.contains("ONH-218"), "{ran:?}");
         } else {
-            assert!(
-                ran.stderr.contains("ONH-218") && ran.stderr.contains(refused),
-                "{ran:?}"
-            );
+            assert_says(&ran.stderr, &["ONH-218", refused]);
         }
     }
 }
@@ -381,12 +378,10 @@ fn a_mount_of_a_users() {
     let mut hook = unshare(&mount);
     hook.args([HOOK]);
     let ran = container.call(&mut hook, &fake.config);
-    assert!(
-        ran.code == Some(0)
-            && ran
-                .stderr
-                .contains("is a mount point in a directory of other users"),
-        "{ran:?}"
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_says(
+        &ran.stderr,
+        &["is a mount point in a directory of other users"],
     );
     assert!(!is_mounted(&container, MPS));
 }

@@ -1,7 +1,6 @@
 //! Vulnerabilities with ldconfig: the host's, run on the image's files (CVE-2024-0135, CVE-2025-23267), and the image's own, run
 //! with the host's privileges (CVE-2024-0136, -0137). The hook runs neither.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use rustix::fs::inotify;
 use super::scene::{CASE, Case, Ours, Scene, check};
 use super::{NEEDS, NEEDS_READELF};
 use crate::driver::{FakeDriver, Waiting};
-use crate::support::{HOOK, copy_nvml_program, read};
+use crate::support::{HOOK, copy_nvml_program, read, write_file, write_program};
 
 tests! {
     NEEDS => cve_2024_0135_a_host_program_overwritten, cve_2024_0136_devices_for_the_images_ldconfig,
@@ -51,7 +50,7 @@ fn cve_2024_0135_a_host_program_overwritten() {
         std::fs::copy(ldconfig, bin.join("ldconfig")).unwrap();
         std::fs::copy(HOOK, bin.join("oci-nvidia-hook")).unwrap();
         copy_nvml_program(&bin);
-        std::fs::write(scene.rootfs.join("overwrite"), OVERWRITE).unwrap();
+        write_file(scene.rootfs.join("overwrite"), OVERWRITE);
         bin
     };
 
@@ -120,7 +119,7 @@ impl Overwriter {
             self.0.try_wait().unwrap().is_none(),
             "the attacker is at work"
         );
-        std::fs::write(scene.rootfs.join("stop"), "").unwrap();
+        write_file(scene.rootfs.join("stop"), "");
         let end = Instant::now() + Duration::from_secs(10);
         while self.0.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "the attacker does not stop");
@@ -160,8 +159,7 @@ fn the_images_ldconfig(script: &str, fell: impl Fn(&str) -> bool) {
     let plant = || {
         let scene = Scene::new("debian", "");
         let program = scene.rootfs.join("usr/sbin/ldconfig");
-        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, format!("#!/bin/sh\n{script}\n"));
         scene
     };
     let said = plant().naive(RUN_THE_IMAGES).ok();
@@ -457,7 +455,7 @@ fn cve_2025_23267_elf_headers_that_lie() {
         let library = scene
             .rootfs
             .join("usr/local/cuda/compat/libcuda.so.575.57.08");
-        std::fs::write(&library, bytes).unwrap();
+        write_file(&library, bytes);
         std::fs::File::options()
             .write(true)
             .open(&library)

@@ -1,14 +1,13 @@
 //! A malicious management library: what a process "without capabilities" can still do as root.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::NEEDS;
 use crate::driver::FakeDriver;
-use crate::support::{HOOK, run, run_with, scratch, shell, source};
+use crate::support::{HOOK, chmod, run, run_with, scratch, shell, source, write_file};
 
 tests! {
     NEEDS => a_management_library_that_attacks;
@@ -94,19 +93,15 @@ impl Host {
         let write = |name: &str, text: &str, mode: u32| {
             let path = self.fake.root.join(name);
             std::fs::remove_file(&path).ok();
-            std::fs::write(&path, text).unwrap();
-            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+            write_file(&path, text);
+            chmod(path, mode);
         };
         write("usr/marker", &self.marker, 0o644);
         write("etc/passwd", "root:x:0:0::/:/bin/sh\n", 0o644);
         write("etc/shadow", "", 0o600);
         write("dev/shm/root", "", 0o600);
         write("shared", "", 0o666);
-        std::fs::set_permissions(
-            self.fake.root.join("run/root.sock"),
-            PermissionsExt::from_mode(0o600),
-        )
-        .unwrap();
+        chmod(self.fake.root.join("run/root.sock"), 0o600);
         std::fs::remove_file(self.fake.root.join("etc/ld.so.preload")).ok();
     }
 

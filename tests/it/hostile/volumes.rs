@@ -7,7 +7,7 @@ use super::scene::Scene;
 use super::{NEEDS, NEEDS_PODMAN, NEEDS_PODMAN_CRUN};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, assert_says, fingerprint, run, scratch, shell};
+use crate::support::{HOOK, assert_says, chmod, fingerprint, run, scratch, shell, write_file};
 
 tests! {
     NEEDS => volumes_nothing_is_created_on_them, volumes_are_left_alone_by_what_fails,
@@ -118,7 +118,7 @@ const VOLUMES: &[Volume] = &[
 fn add_vendor(fake: &FakeDriver) {
     let dir = fake.root.join("usr/share/glvnd/egl_vendor.d");
     std::fs::create_dir_all(&dir).unwrap();
-    std::fs::write(dir.join("10_nvidia.json"), "{}").unwrap();
+    write_file(dir.join("10_nvidia.json"), "{}");
 }
 
 /// config.json may list a tmpfs at /dev, whatever the runtime mounted there.
@@ -411,11 +411,7 @@ fn volumes_with_the_hosts_dev() {
 fn files_of_others_in_a_user_namespace() {
     let podman = Podman::with_image();
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    std::fs::set_permissions(
-        dir.path(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
+    chmod(dir.path(), 0o755);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let rootfs = image.rootfs.display();
     shell!(
@@ -444,7 +440,7 @@ fn no_mount_namespace_is_refused() {
         "ociVersion": "1.0.2", "process": {"args": ["sh"], "env": ["NVIDIA_VISIBLE_DEVICES=all"]},
         "root": {"path": image.rootfs},
     });
-    std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    write_file(dir.path().join("config.json"), spec.to_string());
     // Process 1 represents the host's process 1, in a PID namespace of the test.
     let inner = format!(
         "mount -t tmpfs dev '{rootfs}/dev'; before=$(cat /proc/1/mountinfo); sleep 60 & sleeping=$!; \
