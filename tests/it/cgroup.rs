@@ -56,14 +56,20 @@ tests! {
     RUNC => v2_runc_container;
 }
 
-const FIRST: DeviceRule = DeviceRule {
-    major: 195,
-    minor: 0,
-};
-const SECOND: DeviceRule = DeviceRule {
-    major: 195,
-    minor: 1,
-};
+const fn rule(major: u32, minor: u32) -> DeviceRule {
+    DeviceRule { major, minor }
+}
+
+/// The result of a call without findings.
+fn granted(access: DeviceAccess) -> Grant {
+    Grant {
+        access,
+        findings: vec![],
+    }
+}
+
+const FIRST: DeviceRule = rule(195, 0);
+const SECOND: DeviceRule = rule(195, 1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
@@ -280,13 +286,7 @@ fn v1_devices_allow() {
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied]);
 
     for _ in 0..2 {
-        assert_eq!(
-            group.allow("x", &[FIRST]),
-            Grant {
-                access: DeviceAccess::Added,
-                findings: vec![]
-            }
-        );
+        assert_eq!(group.allow("x", &[FIRST]), granted(DeviceAccess::Added));
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
         assert_eq!(read(group.path.join("devices.list")), "c 195:0 rw\n");
     }
@@ -317,13 +317,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
         cgroups_path: Some("/libpod_parent/libpod-0a"),
     };
     let open = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!(
-        open,
-        Grant {
-            access: DeviceAccess::Unfiltered,
-            findings: vec![]
-        }
-    );
+    assert_eq!(open, granted(DeviceAccess::Unfiltered));
     write_file(group.path.join("devices.deny"), "a");
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
@@ -340,13 +334,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     write_file(group.path.join("devices.allow"), FIRST.to_string());
     assert_eq!(group.open(FIRST), Allowed);
     let listed = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!(
-        listed,
-        Grant {
-            access: DeviceAccess::Unfiltered,
-            findings: vec![]
-        }
-    );
+    assert_eq!(listed, granted(DeviceAccess::Unfiltered));
 }
 
 fn v2_a_cgroup_of_others_is_left_alone() {
@@ -371,14 +359,11 @@ fn v2_a_cgroup_of_others_is_left_alone() {
         (DeviceAccess::Denied, "ONH-311")
     );
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
-    let null = DeviceRule { major: 1, minor: 3 };
+    let null = rule(1, 3);
     let allowed = cgroup::allow(of_others, &[null]).unwrap();
     assert_eq!(
         allowed,
-        Grant {
-            access: DeviceAccess::Unfiltered,
-            findings: vec![]
-        },
+        granted(DeviceAccess::Unfiltered),
         "the filter allows it"
     );
 }
@@ -529,17 +514,8 @@ fn v2_a_program_that_denies_is_left_in_force() {
     assert_eq!(group.open(FIRST), Denied);
     assert!(group.attached(0).contains(&agents), "it is still there");
     // Devices that this program does not deny individually are added to the program of the runtime.
-    let other = DeviceRule {
-        major: 511,
-        minor: 0,
-    };
-    assert_eq!(
-        group.allow("x", &[other]),
-        Grant {
-            access: DeviceAccess::Added,
-            findings: vec![]
-        }
-    );
+    let other = rule(511, 0);
+    assert_eq!(group.allow("x", &[other]), granted(DeviceAccess::Added));
     assert_eq!(group.open(other), Allowed);
     // The state before the fix: a block at the start of both programs.
     let naive = Group::new("/sys/fs/cgroup", "denied-naive", "");
@@ -598,10 +574,7 @@ fn v2_extends_what_is_attached() {
 
         assert_eq!(
             group.allow("x", &[FIRST]),
-            Grant {
-                access: DeviceAccess::Added,
-                findings: vec![]
-            },
+            granted(DeviceAccess::Added),
             "{name}"
         );
         assert_eq!(
@@ -609,11 +582,7 @@ fn v2_extends_what_is_attached() {
             [Allowed, Denied],
             "{name}"
         );
-        assert_eq!(
-            group.open(DeviceRule { major: 1, minor: 3 }),
-            Allowed,
-            "{name}: what was allowed"
-        );
+        assert_eq!(group.open(rule(1, 3)), Allowed, "{name}: what was allowed");
         assert_eq!(
             group.ask(FIRST, "mknod \"$2.new\" c 195 0"),
             Denied,
@@ -672,20 +641,8 @@ fn v2_many_rules_are_known_again() {
         .collect();
     assert_eq!(group.allow("x", &rules).access, DeviceAccess::Added);
     assert_eq!(group.allow("x", &rules).access, DeviceAccess::Present);
-    assert_eq!(
-        group.open(DeviceRule {
-            major: 511,
-            minor: 399
-        }),
-        Allowed
-    );
-    assert_eq!(
-        group.open(DeviceRule {
-            major: 511,
-            minor: 400
-        }),
-        Denied
-    );
+    assert_eq!(group.open(rule(511, 399)), Allowed);
+    assert_eq!(group.open(rule(511, 400)), Denied);
 }
 
 fn v2_nothing_attached_is_nothing_to_do() {
@@ -695,10 +652,7 @@ fn v2_nothing_attached_is_nothing_to_do() {
     let group = Group::new("/sys/fs/cgroup", "open", "");
     assert_eq!(
         group.allow("x", &[FIRST]),
-        Grant {
-            access: DeviceAccess::Unfiltered,
-            findings: vec![]
-        }
+        granted(DeviceAccess::Unfiltered)
     );
     assert!(group.attached(0).is_empty());
     assert_eq!(group.open(FIRST), Allowed);
@@ -721,13 +675,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
     );
     assert_eq!(outcome.findings[0].kind.id(), "ONH-305");
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
-    assert_eq!(
-        group.allow("0a", &[FIRST]),
-        Grant {
-            access: DeviceAccess::Present,
-            findings: vec![]
-        }
-    );
+    assert_eq!(group.allow("0a", &[FIRST]), granted(DeviceAccess::Present));
 }
 
 /// crun 1.23 and newer with systemd: systemd attaches the pinned program again when it reloads. The tests in `pinned` have a systemd.
@@ -846,10 +794,7 @@ fn v2_replace_wants_the_old_one() {
 
 /// Loads an allow list, as crun does.
 fn allow_list_of_crun() -> OwnedFd {
-    let other = DeviceRule {
-        major: 240,
-        minor: 7,
-    };
+    let other = rule(240, 7);
     let allow_list = cgroup::extend(&only_null(), &[other]).unwrap().unwrap();
     bpf::load_device_program("onh_test", &allow_list).unwrap()
 }
@@ -884,13 +829,7 @@ pub fn allow_in_scope(scope: &str, access: DeviceAccess) {
         cgroups_path: Some(&format!("system.slice:onh:{id}")),
     };
     let outcome = cgroup::allow(member, &[FIRST]).unwrap();
-    assert_eq!(
-        outcome,
-        Grant {
-            access,
-            findings: vec![]
-        }
-    );
+    assert_eq!(outcome, granted(access));
 }
 
 fn v2_runc_container() {
@@ -981,13 +920,7 @@ fn container(runtime: &str) {
     assert!(created.success(), "{}", text());
 
     let pid = Pid::from_raw(read(&pid_file).trim().parse().unwrap());
-    let rules = [
-        FIRST,
-        DeviceRule {
-            major: 511,
-            minor: 3,
-        },
-    ];
+    let rules = [FIRST, rule(511, 3)];
     let member = Member {
         pid,
         id: &id,
