@@ -5,13 +5,12 @@ use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
-use crate::support::{HOOK, Ran, chmod, private_dir, run, run_with, scratch, write_file};
-use crate::why::isolated;
+use crate::support::{HOOK, chmod, private_dir, run, scratch, write_file};
 
 tests! {
-    NEEDS => only_in_directories_of_root, the_run_directory_is_closed_to_others, debug_shows_what_a_command_reads;
+    NEEDS => only_in_directories_of_root, debug_shows_what_a_command_reads;
 }
 
 /// The log is on stderr, and stdout is unchanged.
@@ -168,35 +167,4 @@ fn of_doctor(config: &Path) -> (String, String) {
     let log = checks.iter().find(|check| check["check"] == "log").unwrap();
     let text = |key: &str| log[key].as_str().unwrap().to_owned();
     (text("status"), text("what"))
-}
-
-/// An administrator or an archive may have created it.
-fn the_run_directory_is_closed_to_others() {
-    let container = Waiting::debian(ALL_GPUS, "");
-    let (run_dir, records) = (
-        container.dir().join("run"),
-        container.dir().join("run/containers"),
-    );
-    fs::create_dir_all(&records).unwrap();
-    for mode in [0o755, 0o750, 0o711] {
-        chmod(&run_dir, mode);
-        chmod(&records, mode);
-        hook(container.dir(), &container).ok();
-        for path in [&run_dir, &records] {
-            assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700, "{path:?}");
-        }
-        assert_eq!(
-            records.join("waiting.json").metadata().unwrap().mode() & 0o7777,
-            0o600
-        );
-    }
-}
-
-fn hook(dir: &Path, container: &Waiting) -> Ran {
-    let mut hook = isolated(dir);
-    hook.arg("--config")
-        .arg(&FakeDriver::shared().config)
-        .arg("prestart")
-        .env_clear();
-    run_with(&mut hook, container.state().as_bytes())
 }

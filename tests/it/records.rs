@@ -24,9 +24,7 @@ pub const REMOVED_RECORDS: &str = "install -d -m 700 /run/oci-nvidia-hook /run/o
 tests! {
     NEEDS => a_request_of_megabytes, each_start_has_its_record, a_start_without_its_request, an_error_precedes_the_warnings,
         an_edited_config_and_its_hook_entry, a_record_of_a_removed_stage;
-    &[Need::Root, Need::Program("cc")] => a_pod_that_is_tried_again_and_again,
-        failures_of_one_namespace_push_out_no_other,
-        names_that_the_author_of_a_pod_invents, a_pod_is_sent_to_the_scheduler, json_has_no_control_characters;
+    &[Need::Root, Need::Program("cc")] => a_pod_that_is_tried_again_and_again, a_pod_is_sent_to_the_scheduler, json_has_no_control_characters;
     engine::NEEDS => a_container_that_is_removed = of_a_removed_container(Cgroup::AsMounted),
         a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
     engine::NEEDS_CRUN => a_container_that_is_removed_and_crun = of_a_removed_container(Cgroup::WithCrun),
@@ -37,8 +35,6 @@ tests! {
 
 /// The maximum size of a record.
 const MOST: u64 = 64 << 10;
-/// The maximum size of the directory.
-const MOST_OF_ALL: u64 = 16 << 20;
 
 /// Calls the hook for a container with this id in this pod that requests these devices.
 fn call(dir: &Path, fake: &FakeDriver, id: &str, pod: [&str; 2], devices: &str) -> Ran {
@@ -278,139 +274,6 @@ fn a_pod_that_is_tried_again_and_again() {
         assert!(text.contains("ONH-030"), "{text}");
     }
     why(dir.path(), &["lab"]).failed(1);
-}
-
-fn failures_of_one_namespace_push_out_no_other() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    call(dir.path(), &fake, "victim", ["lab", "fine"], "8").failed(1);
-    let records = dir.path().join("run/containers");
-    let text = read(records.join("victim.json"));
-    let mut record: Value = serde_json::from_str(&text).unwrap();
-    // A running container: its bundle exists.
-    record["outcome"] = "ok".into();
-    record["container"]["id"] = "running".into();
-    write_file(records.join("running.json"), record.to_string());
-    record["outcome"] = "failed".into();
-    for number in 0..600 {
-        let id = format!("loop{number}");
-        record["container"] =
-            json!({"id": id, "pod": {"name": id, "namespace": "loop", "container": "main"}});
-        record["started"] = format!("2999-01-01T00:00:{number:03}Z").into();
-        write_file(records.join(format!("{id}.json")), record.to_string());
-    }
-    write_file(records.join(".killed.json.1"), vec![b' '; 1 << 20]);
-    run(std::process::Command::new("touch")
-        .args(["-d", "2 hours ago"])
-        .arg(records.join(".killed.json.1")))
-    .ok();
-    call(dir.path(), &fake, "last", ["loop", "last"], "9").failed(1);
-    for name in ["victim", "running", "last"] {
-        why(dir.path(), &[name]).ok();
-    }
-    let sizes = sizes(dir.path());
-    assert!(
-        sizes.len() <= 201 && sizes.iter().sum::<u64>() < MOST_OF_ALL,
-        "{}",
-        sizes.len()
-    );
-    assert!(!records.join(".killed.json.1").exists());
-}
-
-/// With the names of another pod, a container would replace its records: the failures of one container are one record.
-fn names_that_the_author_of_a_pod_invents() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let tasks = dir.path().join("io.containerd.runtime.v2.task/k8s.io");
-    let storage = dir.path().join("storage/overlay-containers");
-    let victim = ["lab", "web"];
-    let containerd = |[namespace, name]: [&str; 2]| {
-        json!({
-            "io.kubernetes.cri.sandbox-name": name, "io.kubernetes.cri.sandbox-namespace": namespace,
-            "io.kubernetes.cri.container-name": "main", "io.kubernetes.cri.container-type": "container",
-        })
-    };
-    let cri_o = |[namespace, name]: [&str; 2]| {
-        json!({
-            "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": namespace,
-            "io.kubernetes.container.name": "main",
-        })
-    };
-    let both = |first: Value, second: Value| {
-        let mut all = first.as_object().unwrap().clone();
-        all.extend(second.as_object().unwrap().clone());
-        Value::Object(all)
-    };
-    let fail = |id: &str, bundle: &Path, cgroups_path: &str, annotations: Value| {
-        fs::create_dir_all(bundle).unwrap();
-        let spec = json!({
-            "process": {"env": ["NVIDIA_VISIBLE_DEVICES=8"]}, "root": {"path": "/nowhere"},
-            "linux": {"cgroupsPath": cgroups_path}, "annotations": annotations,
-        });
-        write_file(bundle.join("config.json"), spec.to_string());
-        let state = json!({"id": id, "pid": std::process::id(), "bundle": bundle}).to_string();
-        let mut hook = isolated(dir.path());
-        run_with(
-            hook.arg("--config")
-                .arg(&fake.config)
-                .arg("prestart")
-                .env_clear(),
-            state.as_bytes(),
-        )
-        .failed(1);
-    };
-    let userdata = |id: &str| storage.join(id).join("userdata");
-    fail(
-        "victim1",
-        &tasks.join("victim1"),
-        "kubepods.slice:cri-containerd:victim1",
-        containerd(victim),
-    );
-    fail(
-        "victim2",
-        &userdata("victim2"),
-        "kubepods.slice:crio:victim2",
-        cri_o(["lab", "db"]),
-    );
-    // The victims stay, and the others have the names that their engines gave.
-    let invented = both(cri_o(victim), json!({"io.container.manager": "cri-o"}));
-    let annotations = both(invented.clone(), containerd(["evil", "a"]));
-    fail(
-        "evil1",
-        &tasks.join("evil1"),
-        "kubepods.slice:cri-containerd:evil1",
-        annotations,
-    );
-    let annotations = both(containerd(["lab", "db"]), cri_o(["evil", "b"]));
-    fail(
-        "evil2",
-        &userdata("evil2"),
-        "kubepods.slice:crio:evil2",
-        annotations,
-    );
-    fail(
-        "evil3",
-        &userdata("evil3"),
-        "machine.slice:libpod:evil3",
-        both(invented, containerd(["lab", "db"])),
-    );
-    let pod = |id: &str| {
-        let text = read(dir.path().join(format!("run/containers/{id}.json")));
-        let record: Value = serde_json::from_str(&text).unwrap();
-        ["namespace", "name"].map(|key| {
-            record["container"]["pod"][key]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()
-        })
-    };
-    for (id, expected) in [
-        ("victim1", victim),
-        ("victim2", ["lab", "db"]),
-        ("evil1", ["evil", "a"]),
-        ("evil2", ["evil", "b"]),
-        ("evil3", ["", ""]),
-    ] {
-        assert_eq!(pod(id), expected, "{id}");
-    }
 }
 
 /// A file that the container's root user owns is not trusted: the old code wrote records as that user.
