@@ -37,7 +37,7 @@ pub const MIG_1: &str = "MIG-51eed000-0002-4000-8000-0000fa4e0002";
 tests! {
     &[] => what_check_prints;
     NEEDS_DRIVER => a_spec_is_valid, names_and_versions_of_a_choice, the_hook_and_the_spec_agree,
-        refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected, specs_of_other_programs_are_theirs,
+        refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected,
         no_engine_is_run_without_need, refresh_without_gpus_prints_what_it_removes, refresh_asks_a_failing_gpu_again,
         refresh_by_many_at_once, refresh_makes_no_conflict, specs_keep_their_kind, one_advice_about_a_conflict, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
 }
@@ -555,32 +555,6 @@ fn recreated_mig_devices_are_detected() {
     );
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_says(&ran.stderr, &["(ONH-018)"]);
-}
-
-/// Only the program that wrote a spec should write it again. A spec that one engine does not read is not broken.
-fn specs_of_other_programs_are_theirs() {
-    let fake = FakeDriver::new(&["--gpus", "1"]);
-    let dir = scratch();
-    let spec = r#"{"cdiVersion": "0.5.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": [{"name": "0",
-        "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/gone/nvidia-ctk"}]}}]}"#;
-    write_file(dir.path().join("theirs.json"), spec);
-    let text = cdi(
-        &fake,
-        &["check", "--spec-dir", dir.path().to_str().unwrap()],
-    );
-    let text = (text.code, text.stdout);
-    assert!(
-        text.0 == Some(1)
-            && text
-                .1
-                .contains("\"/gone/nvidia-ctk\" is missing on the host"),
-        "{text:?}"
-    );
-    assert_says(
-        &text.1,
-        &["hint: install oci-nvidia-hook-compat, which contains nvidia-ctk, or"],
-    );
-    assert!(!text.1.contains("cdi generate"), "{text:?}");
 }
 
 /// `podman --version` takes longer than the rest of `cdi generate`.

@@ -18,8 +18,7 @@ const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 tests! {
     NEEDS => device_nodes_bring_the_files, device_nodes_that_mean_nothing, a_device_in_the_place_of_a_node,
         device_nodes_stop_no_container, a_mount_that_asks_for_all, a_library_alone_sets_nothing_up;
-    NEEDS_DRIVER => device_nodes_of_mig_devices, hosts_without_a_gpu, a_gpu_in_mig_mode_alone,
-        privilege_in_another_user_namespace;
+    NEEDS_DRIVER => device_nodes_of_mig_devices, hosts_without_a_gpu;
     engine::NEEDS => podmans_device_option, locked_nodes_and_user_namespaces = locked_podman(Cgroup::AsMounted);
     engine::NEEDS_CRUN => locked_nodes_and_user_namespaces_with_crun = locked_podman(Cgroup::WithCrun);
 }
@@ -361,130 +360,6 @@ fn hosts_without_a_gpu() {
     // The GPU of an SoC is not on a PCI bus.
     fs::create_dir_all(root.join("proc/driver/nvidia/gpus/0000:01:00.0")).unwrap();
     assert_eq!(plan(&fake, &asks("all")).code, Some(1));
-}
-
-fn a_gpu_in_mig_mode_alone() {
-    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
-    let shown = |asked: &str, more: &[&str], bounding: &[&str]| {
-        let asked = format!("NVIDIA_VISIBLE_DEVICES={asked}");
-        let env: Vec<_> = std::iter::once(asked.as_str())
-            .chain(more.iter().copied())
-            .collect();
-        plan(&fake, &with(json!({}), &env, bounding)).ok()
-    };
-    let alone = shown("0", &[], &[]);
-    assert_says(
-        &alone,
-        &["GPU 0 is in MIG mode and is given without its MIG devices"],
-    );
-    assert_says(
-        &alone,
-        &[
-            "ONH-230",
-            "hint: request its MIG devices, for example 0:0 or MIG-51eed000",
-        ],
-    );
-    for (asked, more, bounding) in [
-        ("all", &[][..], &[][..]),
-        ("0:0", &[], &[]),
-        ("0,0:1", &[], &[]),
-        ("1", &[], &[]),
-        ("0", &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]),
-        ("0", &["NVIDIA_MIG_CONFIG_DEVICES=all"], &["CAP_SYS_ADMIN"]),
-    ] {
-        assert!(
-            !shown(asked, more, bounding).contains("ONH-230"),
-            "{asked} {more:?}"
-        );
-    }
-    fake.set_nvml(|old| {
-        old.lines()
-            .filter(|line| !line.starts_with("mig "))
-            .map(|line| line.to_owned() + "\n")
-            .collect()
-    });
-    assert!(shown("all", &[], &[]).contains("ONH-230"));
-}
-
-/// CAP_SYS_ADMIN counts only in the user namespace of the engine: for the variables, MIG management and IMEX channels, in each
-/// program that reads config.json.
-fn privilege_in_another_user_namespace() {
-    let fake = FakeDriver::new(&["--gpus", "1", "--mig"]);
-    let host = json!({"linux": {"namespaces": [{"type": "mount"}]}});
-    let own = json!({"linux": {"namespaces": [{"type": "user"}, {"type": "mount"}]}});
-    let joined = json!({"linux": {"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]}});
-    let asked = |spec: &str| {
-        let ran = fake.run_with(&["plan", "-", "--request", "--json"], spec);
-        serde_json::from_str::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
-    };
-    let all = "NVIDIA_VISIBLE_DEVICES=all";
-    for (locked, env, finding) in [
-        (true, &[all][..], "ONH-103"),
-        (true, &["CUDA_VERSION=9.0"], "ONH-103"),
-        (true, &["DOCKER_RESOURCE_GPU=0"], "ONH-103"),
-        (false, &[all, "NVIDIA_MIG_CONFIG_DEVICES=all"], "ONH-037"),
-        (false, &[all, "NVIDIA_MIG_MONITOR_DEVICES=all"], "ONH-037"),
-        (true, &[all, "NVIDIA_MIG_CONFIG_DEVICES=all"], "ONH-103"),
-    ] {
-        let lock = if locked { LOCKED } else { "" };
-        configure_first(
-            &fake,
-            &format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{lock}"),
-        );
-        let privileged = asked(&with(host.clone(), env, &["CAP_SYS_ADMIN"]));
-        assert!(privileged["outcome"] == "inject", "{env:?}: {privileged}");
-        assert_eq!(privileged["container"]["privileged"], true, "{env:?}");
-        for namespace in [&own, &joined] {
-            let spec = with(namespace.clone(), env, &["CAP_SYS_ADMIN"]);
-            let shown = asked(&spec);
-            assert_eq!(shown["container"]["privileged"], false, "{env:?}");
-            assert!(
-                shown["findings"].to_string().contains(finding) && shown["request"].is_null(),
-                "{env:?}: {shown}"
-            );
-            let ran = fake.edit_config(&spec);
-            assert!(ran.stderr.contains(finding), "{env:?}: {ran:?}");
-            if finding == "ONH-103" {
-                assert_eq!(ran.ok(), spec, "{env:?}");
-            } else {
-                ran.failed(1);
-            }
-        }
-    }
-    // A mount requests GPUs, and a variable IMEX channels.
-    configure_first(
-        &fake,
-        &format!("accept-nvidia-visible-devices-as-volume-mounts = true\n{LOCKED}"),
-    );
-    for (namespace, channels) in [
-        (&host, json!(["0"])),
-        (&own, json!([])),
-        (&joined, json!([])),
-    ] {
-        let mut spec = namespace.clone();
-        spec["mounts"] = json!([{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/all"}]);
-        let shown = asked(&with(spec, &["NVIDIA_IMEX_CHANNELS=0"], &["CAP_SYS_ADMIN"]));
-        assert_eq!(
-            shown["request"]["imex_channels"], channels,
-            "{namespace}: {shown}"
-        );
-    }
-    // The nodes that a device plugin passes are still a request. The nodes of a container with all nodes are not.
-    configure_first(&fake, LOCKED);
-    let gpu_0 = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)];
-    for (rules, devices) in [
-        (
-            json!([{"allow": false, "access": "rwm"}]),
-            json!(["/dev/nvidia0"]),
-        ),
-        (json!([{"allow": true, "access": "rwm"}]), Value::Null),
-    ] {
-        let mut spec = own.clone();
-        spec["linux"]["devices"] = json!(gpu_0);
-        spec["linux"]["resources"] = json!({"devices": rules});
-        let shown = asked(&with(spec, &[all], &["CAP_SYS_ADMIN"]));
-        assert_eq!(shown["request"]["visible_devices"], devices, "{shown}");
-    }
 }
 
 fn locked_podman(cgroup: Cgroup) {

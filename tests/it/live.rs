@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{
-    HOOK, Need, assert_says, nvml_program, read, run_with, scratch, shell, snapshot, write_file,
+    HOOK, Need, assert_says, nvml_program, read, run_with, scratch, snapshot, write_file,
 };
 
 const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Programs(&["cc", "unshare", "strace"])];
@@ -19,7 +19,7 @@ tests! {
         descriptions_that_images_write, links_of_the_image_are_not_followed, a_failing_step_leaves_nothing,
         a_second_run_changes_nothing, a_failing_gpu_does_not_stop_the_others, none_or_sixteen_gpus_and_a_slow_driver,
         driver_libraries_in_lib64, linker_caches_that_are_missing_or_stale, optional_things_do_not_stop_a_container,
-        graphics_gets_the_gpus_dri_nodes, all_gpus_have_one_mount;
+        graphics_gets_the_gpus_dri_nodes;
     NEEDS_STRACE => nothing_runs_and_nothing_of_the_container_is_loaded;
 }
 
@@ -269,46 +269,6 @@ fn proc_is_masked() {
             .mount_options("/proc/driver/nvidia")
             .starts_with("ro,nosuid,nodev,noexec")
     );
-}
-
-/// A container with all GPUs has one mount for them. The kernel module also lists a GPU that the administrator excluded, which no
-/// container sees.
-fn all_gpus_have_one_mount() {
-    let fake = FakeDriver::new(&["--gpus", "3"]);
-    let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
-    let seen = |devices: &str| {
-        let container = Waiting::debian(&[&format!("NVIDIA_VISIBLE_DEVICES={devices}")], proc);
-        container.hook(&fake.config).ok();
-        let listed = container
-            .output("ls /proc/driver/nvidia/gpus")
-            .lines()
-            .count();
-        // Each line has the directory twice: as the source, and as the mount point.
-        (
-            listed,
-            container
-                .mountinfo()
-                .matches("/proc/driver/nvidia/gpus/")
-                .count()
-                / 2,
-        )
-    };
-    assert_eq!(seen("all"), (3, 0));
-    assert_eq!(seen("2,1,0"), (3, 0));
-    assert_eq!(seen("0,2"), (2, 2));
-    let exclude =
-        "sed -i 's/GPU Excluded:\t No/GPU Excluded:\t Yes/' \"$(ls -d */ | tail -n 1)information\"";
-    shell!(
-        "cd '{}/proc/driver/nvidia/gpus'; {exclude}",
-        fake.root.display()
-    );
-    fake.set_nvml(|old| {
-        old.lines()
-            .filter(|line| !line.contains("minor=2"))
-            .map(|line| format!("{line}\n"))
-            .collect()
-    });
-    assert_eq!(seen("all"), (2, 2));
 }
 
 fn the_image_has_files_of_its_own() {
