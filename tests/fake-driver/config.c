@@ -235,10 +235,8 @@ static bool flag_line(const char *line, struct config *config)
 		{"init-crash", &config->init_crash},
 		{"wsl", &config->wsl},
 		{"count-all", &config->count_all},
-		{"mps-hang", &config->mps_hang},
 		{"mps-fault", &config->mps_fault},
 		{"mps-server-fails", &config->mps_server_fails},
-		{"mps-server-hangs", &config->mps_server_hangs},
 		{"mps-single-user", &config->mps_single_user},
 	};
 	for (unsigned i = 0; i < sizeof flags / sizeof *flags; i++)

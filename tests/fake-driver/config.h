@@ -4,8 +4,7 @@
  *   driver VERSION            cuda X.Y                   count-all
  *   init-delay-ms N           init-error CODE            init-hang        init-crash
  *   not-supported CALL        wsl (the library of WSL 2)
- *   mps-hang (the MPS daemon does not answer)            mps-fault (its server has the status FAULT)
- *   mps-server-fails          mps-server-hangs (it does not become ready)
+ *   mps-fault (the server of the MPS daemon has the status FAULT)               mps-server-fails
  *   mps-single-user (a driver without the option -M)
  *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
  *   missing CALL
@@ -85,7 +84,7 @@ struct config {
 	bool init_crash;
 	unsigned init_error;
 	bool wsl;
-	bool mps_hang, mps_fault, mps_server_fails, mps_server_hangs, mps_single_user;
+	bool mps_fault, mps_server_fails, mps_single_user;
 	bool count_all; /* count GPUs whose node cannot be opened, too */
 	unsigned not_supported_count;
 	char not_supported[MAX_QUIRKS][64];

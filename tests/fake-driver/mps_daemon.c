@@ -248,19 +248,11 @@ static void add_client(int connection, const struct ucred *peer, const char *req
 	close(connection);
 }
 
-/* While the configuration demands it, the daemon does not answer. */
-static void hang(void)
-{
-	for (const struct config *config = mps_config(); config && config->mps_hang; config = mps_config())
-		usleep(100000);
-}
-
 static void first_message(int connection)
 {
 	char text[MPS_MESSAGE];
 	struct ucred peer;
 	socklen_t size = sizeof peer;
-	hang();
 	if (mps_receive(connection, 0, text, sizeof text, NULL) <= 0 ||
 	    getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size)) {
 		LOG("User did not send valid credentials");

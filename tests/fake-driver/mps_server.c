@@ -58,10 +58,6 @@ static void create_context(void)
 	const struct gpu *gpu = config ? mps_gpu(config, &index) : NULL;
 	if (!gpu || gpu->mig_enabled || gpu->fail || config->init_error || config->mps_server_fails)
 		fail("Failed to initialize the driver: no usable device");
-	while (config && config->mps_server_hangs) {
-		usleep(100000);
-		config = mps_config();
-	}
 	minor = gpu->minor;
 	snprintf(uuid, sizeof uuid, "%s", gpu->uuid);
 	snprintf(node, sizeof node, "/dev/nvidia%u", minor);

@@ -13,7 +13,7 @@ pub const NEEDS: &[Need] = &[
 
 tests! {
     NEEDS => files_of_the_daemon, commands_of_the_daemon, clients_have_the_lowest_limit, one_user_at_a_time, users_at_once,
-        only_the_owner_changes_settings, a_daemon_of_a_user, what_ends_with_what, compute_modes, a_fault, misbehavior;
+        only_the_owner_changes_settings, a_daemon_of_a_user, what_ends_with_what, compute_modes, a_fault;
 }
 
 /// `ctl COMMAND` asks the daemon, `start OPTION...` starts it for the first GPU, `as UID COMMAND...` is another user, and
@@ -77,10 +77,6 @@ impl Host {
 
     pub fn add_line(&self, line: &str) {
         self.fake.set_nvml(|text| format!("{text}\n{line}\n"));
-    }
-
-    fn remove_line(&self, line: &str) {
-        self.fake.set_nvml(|text| text.replace(line, ""));
     }
 }
 
@@ -345,24 +341,4 @@ fn a_fault() {
         "done",
     ];
     assert_eq!(lines, expected);
-}
-
-/// What `nvml.conf` makes of the daemon and the server.
-fn misbehavior() {
-    let host = Host::new();
-    for (line, expected) in rows! {
-        "mps-hang", &["124", "124"][..];
-        "mps-fault", &["FAULT", "cuInit: 807, CUDA_ERROR_MPS_SERVER_NOT_READY"];
-        "mps-server-fails", &["cuInit: 805, CUDA_ERROR_MPS_CONNECTION_FAILED"];
-        "mps-server-hangs", &["INITIALIZING", "124"];
-    } {
-        host.add_line(line);
-        let lines = host.lines(
-            "start -d; ctl start_server -uid 0 & settled; S=$(server) || echo $?
-             case $S in '' | *[!0-9]*) ;; *) ctl get_server_status $S;; esac
-             timeout 1 cuda-check memory 100 0 || [ $? != 124 ] || echo 124",
-        );
-        assert_eq!(lines, expected, "{line}");
-        host.remove_line(line);
-    }
 }
