@@ -39,7 +39,6 @@ tests! {
     RUNC_COMPAT => runtime_nvidia;
     PODMAN_COMPAT => podman_knows_the_runtime;
     NEEDS => the_hooks_command_line;
-    &[] => wrong_command_lines;
 }
 
 /// `runtime: nvidia` in a compose file for Docker becomes `podman run --runtime nvidia`.
@@ -461,41 +460,4 @@ fn the_hooks_command_line() {
         assert_eq!(ran.ok(), "");
         assert!(container.output("nvidia-smi -L").contains("GPU-51eed001"));
     }
-}
-
-/// Invalid command lines have exit status 2, and stages other than prestart do nothing.
-fn wrong_command_lines() {
-    let dir = scratch();
-    let hook = link(dir.path(), NAME);
-    let called = |arguments: &[&str]| run(Command::new(&hook).args(arguments).env_clear());
-    for stage in ["poststart", "poststop"] {
-        let ran = called(&[stage]);
-        assert_eq!(
-            (ran.stdout.as_str(), ran.stderr.as_str(), ran.code),
-            ("", "", Some(0))
-        );
-    }
-    assert!(
-        called(&["-version"])
-            .ok()
-            .starts_with("NVIDIA Container Runtime Hook version ")
-    );
-    assert!(called(&["-h"]).ok().contains("-config FILE"));
-    for arguments in [
-        &[][..],
-        &["info"],
-        &["startContainer"],
-        &["-nonsense", "prestart"],
-    ] {
-        let stderr = called(arguments).failed(2);
-        assert!(
-            stderr.starts_with("oci-nvidia-hook: invalid command line: "),
-            "{stderr}"
-        );
-    }
-    let stderr = called(&["-config", "/gone", "prestart"]).failed(1);
-    assert!(
-        stderr.contains("stdin"),
-        "the state is read first, and config.toml only if the container requests GPUs: {stderr}"
-    );
 }

@@ -77,7 +77,6 @@ mod mps_pods;
 mod mps_unit;
 mod nvidia_cli;
 mod nvidia_ctk;
-mod nvidia_names;
 mod obs;
 mod old_packages;
 mod own_nodes;
@@ -140,7 +139,7 @@ tests_of! {
     histories,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
-    limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, nvidia_names, obs, packages, packaging, partial_driver, peers, pictures, pinned,
+    limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, obs, packages, packaging, partial_driver, peers, pictures, pinned,
     plan, podman, prepare, ps, readme, real_images, records, removed_stages, repository, restart, rpm, shapes,
     soak, start_order, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
 }

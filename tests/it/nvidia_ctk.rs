@@ -476,10 +476,11 @@ fn what_is_not_known() {
 }
 
 /// The commands of NVIDIA's installation guide and of scripts, in this order on one host: each exit status, and a part of the output.
-const GUIDE: [(&str, i32, &str); 36] = rows! {
+const GUIDE: [(&str, i32, &str); 37] = rows! {
     "nvidia-ctk --version", 0, "nvidia-ctk version ";
     "nvidia-ctk -v", 0, "nvidia-ctk version ";
     "nvidia-ctk", 2, "a command is missing";
+    "nvidia-ctk hok", 2, "nvidia-ctk: invalid command line: unknown command \"hok\"";
     "nvidia-ctk cdi", 2, "a command is missing";
     "nvidia-ctk system", 2, "a command is missing";
     "nvidia-ctk --help", 0, "config";
