@@ -10,7 +10,7 @@ use crate::support::{Need, run, source};
 
 tests! {
     &[] => modules_have_an_order, no_program_prints_with_a_panic, no_two_files_use_each_other, the_hook_has_few_rooms,
-        files_of_containers_are_opened_with_a_guard, a_bare_open_has_a_reason;
+        files_of_containers_are_opened_with_a_guard;
     &[Need::Cargo] => the_hook_has_no_grpc;
     STATIC => the_hook_loads_nothing;
 }
@@ -290,55 +290,6 @@ fn files_of_containers_are_opened_with_a_guard() {
             }
         }
     }
-}
-
-/// A path that a process, a container or a record names leads to a file of the user's choice: a FIFO, a link, /proc/kmsg. Such files are
-/// opened with `base::sys::guarded::open_file`, and files of containers below their root. Everything else is listed here, with what it
-/// opens.
-const BARE_OPENS: &str = "\
-    crates/base/src/sys/                   the functions that check
-    crates/cdi/src/registry.rs             the directories of CDI specs, which engines read
-    crates/kubelet-plugin/src/cdi_specs.rs the plugin's specs
-    crates/kubelet-plugin/src/labels/      the plugin's file, in a directory that root names
-    crates/kubelet-plugin/src/monitor/child.rs  /dev/null
-    crates/kubelet-plugin/src/node/        the plugin's run directory, and /proc/sys/kernel/hostname
-    crates/kubelet-plugin/src/settings/    the file of --config and of the kubelet, which root names
-    crates/nvidia/src/inventory/report.rs  the file that the caller of `plan` names
-    src/cgroup/                            cgroups as the kernel names them
-    src/doctor/bundle.rs                   the file that the caller of `doctor` names, and the log after its check
-    src/doctor/container/inspect.rs        proc(5), in a child with a deadline
-    src/doctor/inspect_driver.rs           device nodes of the host, after a check of their numbers
-    src/inject/                            below a descriptor; and a `HostPath` with O_PATH before its check
-    src/record/call.rs                     the log, which `sys::log_file` checks";
-
-fn a_bare_open_has_a_reason() {
-    const OPENS: [&str; 5] = [
-        "File::open(",
-        "fs::read(",
-        "fs::read_to_string(",
-        "OpenOptions::new()",
-        "openat(CWD,",
-    ];
-    let mut found = 0;
-    for root in CRATES {
-        for (path, text) in super::docs::texts(&source(root), "rs") {
-            let name = path.strip_prefix(source("")).unwrap().to_str().unwrap();
-            let mut places = BARE_OPENS
-                .lines()
-                .map(|line| line.split_whitespace().next());
-            if name.ends_with("tests.rs") {
-                continue;
-            }
-            let has_reason = places.any(|place| name.starts_with(place.unwrap()));
-            let code = code_of(&text);
-            let opens = |line: &&str| OPENS.iter().any(|open| line.contains(open));
-            for line in code.lines().filter(opens) {
-                found += 1;
-                assert!(has_reason, "{name}: {line}");
-            }
-        }
-    }
-    assert!(found > 20, "{found}");
 }
 
 /// What the device plugin needs is in no build of the hook.
