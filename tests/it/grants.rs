@@ -16,7 +16,7 @@ use crate::support::{
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
 tests! {
-    NEEDS => device_nodes_bring_the_files, device_nodes_that_mean_nothing, a_device_in_the_place_of_a_node,
+    NEEDS => device_nodes_bring_the_files, a_device_in_the_place_of_a_node,
         device_nodes_stop_no_container, a_mount_that_asks_for_all, a_library_alone_sets_nothing_up;
     NEEDS_DRIVER => device_nodes_of_mig_devices, hosts_without_a_gpu;
     engine::NEEDS => podmans_device_option, locked_nodes_and_user_namespaces = locked_podman(Cgroup::AsMounted);
@@ -116,34 +116,6 @@ fn device_nodes_of_mig_devices() {
     assert_lacks(&shown, &["(UUID: GPU-", "ONH-230"]);
     let shown = plan(&fake, &nodes(&[])).ok();
     assert_says(&shown, &["(UUID: GPU-", "ONH-230"]);
-}
-
-fn device_nodes_that_mean_nothing() {
-    let fake = FakeDriver::shared();
-    let container = Waiting::debian(&[], "");
-    let before = container.mountinfo();
-    for env in ["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES="] {
-        container.set_spec(&[env], &gpu_1());
-        assert_eq!(container.hook(&fake.config).ok(), "", "{env}");
-        assert_eq!(container.mountinfo(), before, "{env}");
-    }
-    // A privileged container has every node of the host in its config.json.
-    let shown = plan(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
-    assert!(shown.starts_with("the hook would do nothing"), "{shown}");
-    for devices in [
-        json!([
-            node("nvidiactl", 195, 255),
-            node("nvidia-modeset", 195, 254)
-        ]),
-        json!([node("fuse", 10, 229)]),
-    ] {
-        let shown = plan(
-            fake,
-            &with(json!({"linux": {"devices": devices}}), &[], &[]),
-        )
-        .ok();
-        assert!(shown.starts_with("the hook would do nothing"), "{shown}");
-    }
 }
 
 /// The container requests nothing from the hook, and starts as its config.json describes it.

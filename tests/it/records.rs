@@ -23,12 +23,10 @@ pub const REMOVED_RECORDS: &str = "install -d -m 700 /run/oci-nvidia-hook /run/o
 
 tests! {
     NEEDS => a_request_of_megabytes, each_start_has_its_record, a_start_without_its_request, an_error_precedes_the_warnings,
-        an_edited_config_and_its_hook_entry, a_record_of_a_removed_stage;
+        an_edited_config_and_its_hook_entry;
     &[Need::Root, Need::Program("cc")] => a_pod_that_is_tried_again_and_again, a_pod_is_sent_to_the_scheduler, json_has_no_control_characters;
-    engine::NEEDS => a_container_that_is_removed = of_a_removed_container(Cgroup::AsMounted),
-        a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
-    engine::NEEDS_CRUN => a_container_that_is_removed_and_crun = of_a_removed_container(Cgroup::WithCrun),
-        a_container_with_a_user_namespace_and_crun = with_a_user_namespace(Cgroup::WithCrun);
+    engine::NEEDS => a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
+    engine::NEEDS_CRUN => a_container_with_a_user_namespace_and_crun = with_a_user_namespace(Cgroup::WithCrun);
     &[Need::Root] => a_spec_that_cannot_be_read, a_file_that_is_not_a_record;
     &[Need::Root, Need::Program("setpriv")] => a_user_is_sent_to_root;
 }
@@ -209,33 +207,6 @@ fn an_edited_config_and_its_hook_entry() {
     assert_eq!(record["asked"]["visible_devices"], json!(["1"]));
     let reason = record["reason"].as_str().unwrap();
     assert!(reason.starts_with("added to config.json: "), "{record}");
-}
-
-/// The stages of earlier versions are words like any other.
-fn a_record_of_a_removed_stage() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    for stage in ["precreate", "createContainer", "later"] {
-        call(dir.path(), fake, "c1", ["lab", "old"], "9").failed(1);
-        let file = dir.path().join("run/containers/c1.json");
-        let text = read(&file);
-        let old = text.replace("\"prestart\"", &format!("{stage:?}"));
-        assert_ne!(old, text);
-        write_file(&file, old);
-        let shown = why(dir.path(), &["c1"]).ok();
-        assert_says(&shown, &[&format!("\nat {stage}, "), "\nthe hook failed: "]);
-        let listed = run(isolated(dir.path()).args(["ps", "--all"])).ok();
-        assert!(listed.contains("lab/old/main"), "{stage}: {listed}");
-    }
-}
-
-/// Podman removes such a container when it ends, and nothing but the record knows its name then.
-fn of_a_removed_container(cgroup: Cgroup) {
-    let podman = Podman::with_image();
-    let script = format!(
-        "\"$@\" run --network=none --rm --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true; {HOOK} why web"
-    );
-    let text = podman.shell(cgroup, &script).ok();
-    assert_says(&text, &[" (web)\nat prestart, ", "\n  GPU 1: "]);
 }
 
 /// kubelet starts a container that fails again every few seconds, each time with another id.
