@@ -106,29 +106,3 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &rows! {
         "capabilities", "ONH-224: the libraries of the driver capabilities \"display\", \"graphics\", \"video\" are missing below ", Status::Note;
     "cd usr/lib/x86_64-linux-gnu; cp libnvidia-cfg.so.535.183.01 libnvidia-later.so.535.183.01", "capabilities", "ONH-225", Status::Note;
 };
-
-/// More faults: nodes and settings because of which a container does not start, and others that its start only reports.
-pub(super) const MORE_FAULTS: &[&str] = &[
-    "true",
-    "sed -i '/container-cli/i [driver]\\ndev-root = \"/nonexistent\"' etc/nvidia-container-runtime/config.toml",
-    "sed -i '/container-cli/i [driver]\\ndev-root = \"/etc/passwd\"' etc/nvidia-container-runtime/config.toml",
-    "rm dev/nvidia-uvm; touch dev/nvidia-uvm",
-    "rm dev/nvidia-uvm-tools; touch dev/nvidia-uvm-tools",
-    "rm dev/nvidia-uvm-tools",
-    "rm dev/nvidiactl",
-    "rm dev/nvidiactl; touch dev/nvidiactl",
-    "rm dev/nvidia-modeset; touch dev/nvidia-modeset",
-    "printf '[devices]\\nallow = [\"7\"]\\n' >>etc/nvidia-container-runtime/config.toml; rm dev/nvidia7",
-    "printf '[devices]\\nallow = [\"77\"]\\n' >>etc/nvidia-container-runtime/config.toml",
-    "printf '[devices]\\ndeny = [\"all\"]\\n' >>etc/nvidia-container-runtime/config.toml",
-    "printf '[devices]\\ndeny = [\"0\"]\\n' >>etc/nvidia-container-runtime/config.toml",
-    "sed -i '/container-cli/a ldcache = \"/gone\"' etc/nvidia-container-runtime/config.toml",
-    "sed -i '/container-cli/a ldcache = \"/etc/os-release\"' etc/nvidia-container-runtime/config.toml",
-    "sed -i '/container-cli/i [driver]\\nfiles = [\"/gone\"]' etc/nvidia-container-runtime/config.toml",
-    "sed -i '/container-cli/i [driver]\\nlibrary-dirs = [\"/gone\"]' etc/nvidia-container-runtime/config.toml",
-    "rm usr/lib/*/libcuda.so*",
-    "rm usr/lib/*/libnvidia-ptxjitcompiler*; /sbin/ldconfig -r .",
-    "rm usr/bin/nvidia-smi",
-    "truncate -s 0 usr/lib/*/libcuda.so.535.183.01",
-    "sed -i 's/name=\"[^\"]*\"/name=\"Orin (nvgpu)\"/' usr/lib/*/nvml.conf",
-];

@@ -178,6 +178,13 @@ const MORE: &[(&str, &str)] = &rows! {
     "a full disk during an update", ": >$lib/libcuda.so.535.183.01; : >$lib/libnvidia-nvvm.so.535.183.01; ldconfig";
     "all GPUs denied", "printf '[devices]\\ndeny = [\"all\"]\\n' >/etc/nvidia-container-runtime/config.toml";
     "one GPU denied", "printf '[devices]\\ndeny = [\"0\"]\\n' >/etc/nvidia-container-runtime/config.toml";
+    "setting: a missing dev-root", "printf '[driver]\\ndev-root = \"/nonexistent\"\\n' >/etc/nvidia-container-runtime/config.toml";
+    "setting: a dev-root that is a file", "printf '[driver]\\ndev-root = \"/etc/passwd\"\\n' >/etc/nvidia-container-runtime/config.toml";
+    "setting: a missing file", "printf '[driver]\\nfiles = [\"/gone\"]\\n' >/etc/nvidia-container-runtime/config.toml";
+    "setting: a missing library directory", "printf '[driver]\\nlibrary-dirs = [\"/gone\"]\\n' >/etc/nvidia-container-runtime/config.toml";
+    "setting: a missing linker cache", "printf '[nvidia-container-cli]\\nldcache = \"/gone\"\\n' >/etc/nvidia-container-runtime/config.toml";
+    "setting: a linker cache that is a text", "printf '[nvidia-container-cli]\\nldcache = \"/etc/passwd\"\\n' >/etc/nvidia-container-runtime/config.toml";
+    "setting: only a GPU that does not exist", "printf '[devices]\\nallow = [\"77\"]\\n' >/etc/nvidia-container-runtime/config.toml";
     "an unknown key", "echo 'bogus = 1' >/etc/nvidia-container-runtime/config.toml";
     "an unknown user", "printf '[nvidia-container-cli]\\nuser = \"nosuchuser\"\\n' >/etc/nvidia-container-runtime/config.toml";
     "a driver root without a driver",
