@@ -99,10 +99,11 @@ struct Call {
     stdin: Vec<u8>,
 }
 
-fn call<const N: usize>(name: &str, words: [&str; N], stdin: &str) -> Call {
+/// The words of the line have spaces between them.
+fn call(name: &str, line: &str, stdin: &str) -> Call {
     Call {
         name: name.to_owned(),
-        words: words.map(str::to_owned).into(),
+        words: line.split(' ').map(str::to_owned).collect(),
         stdin: stdin.into(),
     }
 }
@@ -252,71 +253,55 @@ impl Scene {
     }
 
     fn stages(&self) -> Vec<Call> {
-        let config = self.fake.config.to_str().unwrap();
+        let config = self.fake.config.display();
         let state = self.container.state();
         let spec = read(self.container.bundle.join("config.json"));
-        let mut calls = vec![
-            call("prestart", [HOOK, "--config", config, "prestart"], &state),
-            call(
-                "createRuntime",
-                [HOOK, "--config", config, "createRuntime"],
+        let mut calls = Vec::new();
+        for (stage, stdin) in [
+            ("prestart", &state),
+            ("createRuntime", &state),
+            ("edit-config", &spec),
+            (VERB, &state),
+            ("poststart", &state),
+            ("poststop", &state),
+        ] {
+            let with_config = format!("{HOOK} --config {config} {stage}");
+            // The entries of CDI specs have no options before the stage.
+            let line = match stage {
+                VERB => format!("{HOOK} {stage}"),
+                _ => with_config,
+            };
+            calls.push(call(stage, &line, stdin));
+            calls.push(call(&format!("{stage} with an error"), &line, "nonsense"));
+        }
+        // The name of NVIDIA's program.
+        let hook = self.dir.path().join("nvidia-container-runtime-hook");
+        symlink(HOOK, &hook).ok();
+        let hook = hook.display();
+        for (name, line, stdin) in [
+            (
+                "runtime-hook",
+                format!("{hook} -config {config} -debug prestart"),
+                &*state,
+            ),
+            (
+                "runtime-hook with an error",
+                format!("{hook} -config {config} prestart"),
+                "nonsense",
+            ),
+            (
+                "runtime-hook with an unknown option",
+                format!("{hook} -nonsense prestart"),
                 &state,
             ),
-            call(
-                "edit-config",
-                [HOOK, "--config", config, "edit-config"],
-                &spec,
+            (
+                "rootfs with an unknown option",
+                format!("{HOOK} {VERB} --nonsense"),
+                &state,
             ),
-            call("rootfs", [HOOK, VERB], &state),
-            call("poststart", [HOOK, "poststart"], &state),
-            call("poststop", [HOOK, "poststop"], &state),
-        ];
-        // The same, with an error.
-        calls.extend(
-            [
-                "prestart",
-                "createRuntime",
-                "edit-config",
-                "rootfs",
-                "poststart",
-                "poststop",
-            ]
-            .map(|stage| match stage {
-                "rootfs" => call("rootfs with an error", [HOOK, VERB], "nonsense"),
-                stage => call(
-                    &format!("{stage} with an error"),
-                    [HOOK, "--config", config, stage],
-                    "nonsense",
-                ),
-            }),
-        );
-        // The names of NVIDIA's programs.
-        let named = |name: &str| {
-            let path = self.dir.path().join(name);
-            symlink(HOOK, &path).ok();
-            path.to_str().unwrap().to_owned()
-        };
-        let hook = named("nvidia-container-runtime-hook");
-        calls.push(call(
-            "runtime-hook",
-            [&hook, "-config", config, "-debug", "prestart"],
-            &state,
-        ));
-        calls.push(call(
-            "runtime-hook with an error",
-            [&hook, "-config", config, "prestart"],
-            "nonsense",
-        ));
-        calls.push(call(
-            "runtime-hook with an unknown option",
-            [&hook, "-nonsense", "prestart"],
-            &state,
-        ));
-        calls.push(call(
-            "rootfs with an unknown option",
-            [HOOK, VERB, "--nonsense"],
-            &state,
-        ));
+        ] {
+            calls.push(call(name, &line, stdin));
+        }
         calls
     }
 }
@@ -461,7 +446,7 @@ fn of_each_command() {
         hook("help", &["--version"]),
         hook("help", &["nonsense"]),
         hook("help", &["__complete", "fi"]),
-        call("help", [HOOK, "--version"], ""),
+        call("help", &format!("{HOOK} --version"), ""),
     ];
     let known: BTreeSet<_> = calls.iter().map(|call| call.name.as_str()).collect();
     let program = help::program();
@@ -496,88 +481,36 @@ fn of_each_command() {
 fn of_the_device_plugin() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let program = built::programs().join("oci-nvidia-kubelet-plugin");
-    let program = program.to_str().unwrap();
-    let config = fake.config.to_str().unwrap();
-    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (program, config) = (program.display(), fake.config.display());
+    let at = |name: &str| dir.path().join(name).display().to_string();
     let (kubelet, run_dir, cdi) = (at("kubelet"), at("run"), at("cdi"));
     let (broken, socket) = (at("broken.toml"), at("nri.sock"));
     write_file(&broken, "nonsense = ");
     fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
-    for call in [
-        call(
-            "check",
-            [
-                program,
-                "check",
-                "--config",
-                config,
-                "--kubelet-dir",
-                &kubelet,
-            ],
-            "",
-        ),
-        call(
-            "check",
-            [
-                program,
-                "check",
-                "--config",
-                config,
-                "--kubelet-dir",
-                &kubelet,
-                "--json",
-            ],
-            "",
-        ),
-        call("check", [program, "check", "--config", &broken], ""),
-        call("run", [program, "run", "--config", &broken], ""),
-        call("nri", [program, "nri", "--config", &broken], ""),
-        call(
-            "clear",
-            [program, "clear", "GPU-1", "--run-dir", &run_dir],
-            "",
-        ),
-        call("completion", [program, "completion", "zsh"], ""),
-        call("help", [program, "--help"], ""),
-        call("help", [program, "--version"], ""),
-        call("help", [program, "nonsense"], ""),
+    for line in [
+        format!("check --config {config} --kubelet-dir {kubelet}"),
+        format!("check --config {config} --kubelet-dir {kubelet} --json"),
+        format!("check --config {broken}"),
+        format!("run --config {broken}"),
+        format!("nri --config {broken}"),
+        format!("clear GPU-1 --run-dir {run_dir}"),
+        "completion zsh".to_owned(),
+        "--help".to_owned(),
+        "--version".to_owned(),
+        "nonsense".to_owned(),
     ] {
         // A wrong command line is for a user, who may be slow.
-        call.check(call.name == "help");
+        let waits = line.starts_with("--") || line == "nonsense";
+        call(&line, &format!("{program} {line}"), "").check(waits);
     }
     // The services run until they are stopped.
-    for call in [
-        call(
-            "run",
-            [
-                program,
-                "run",
-                "--config",
-                config,
-                "--kubelet-dir",
-                &kubelet,
-                "--run-dir",
-                &run_dir,
-                "--cdi-dir",
-                &cdi,
-            ],
-            "",
+    for line in [
+        format!(
+            "run --config {config} --kubelet-dir {kubelet} --run-dir {run_dir} --cdi-dir {cdi}"
         ),
-        call(
-            "nri",
-            [
-                program,
-                "nri",
-                "--config",
-                config,
-                "--socket",
-                &socket,
-                "--cdi-dir",
-                &cdi,
-            ],
-            "",
-        ),
+        format!("nri --config {config} --socket {socket} --cdi-dir {cdi}"),
     ] {
+        let call = call(&line, &format!("{program} {line}"), "");
         for stream in [Full, NoReader, Closed, Stuck] {
             let (mut child, kept) = call.start(stream, stream);
             std::thread::sleep(Duration::from_secs(3));
