@@ -47,6 +47,11 @@ pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
     fake.run(&[&["cdi"], arguments].concat())
 }
 
+/// Writes the CDI spec of this host to a file.
+pub fn write_spec(fake: &FakeDriver, path: &Path) {
+    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+}
+
 pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
     let mut words = vec!["generate", "--output", "-"];
     words.extend(arguments);
@@ -623,7 +628,7 @@ fn refresh_makes_no_conflict() {
     assert!(!yaml.exists() && theirs.exists());
     // A spec that the administrator wrote with another name
     let mine = dir.path().join("mine.yaml");
-    cdi(&fake, &["generate", "--output", mine.to_str().unwrap()]).ok();
+    write_spec(&fake, &mine);
     std::fs::remove_file(&json).unwrap();
     let ran = cdi(
         &fake,
@@ -790,9 +795,7 @@ fn refresh_by_many_at_once() {
     let path = dir.path().join("nvidia.yaml");
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..8)
-            .map(|_| {
-                scope.spawn(|| cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok())
-            })
+            .map(|_| scope.spawn(|| write_spec(&fake, &path)))
             .collect();
         while !writers
             .iter()

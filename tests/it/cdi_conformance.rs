@@ -16,6 +16,7 @@ use nvidia_host::driver::files;
 use nvidia_host::edits::{self, DevLink, Edits, HostFile, Need, Placement};
 
 use crate::conformance::{rows_of, table};
+use crate::json_schema::fields;
 use crate::support::{scratch, write_file};
 
 tests! {
@@ -53,12 +54,7 @@ fn rows(group: &str) -> Vec<Value> {
 
 fn every_group() {
     let table = table("cdi.json");
-    let mut groups: Vec<_> = table["groups"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|g| g["id"].as_str().unwrap())
-        .collect();
+    let mut groups = fields(&table["groups"], "id");
     let mut known: Vec<_> = NOT_OURS
         .iter()
         .map(|(group, _)| *group)

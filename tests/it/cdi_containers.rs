@@ -14,7 +14,7 @@ use cdi_spec::spec::{ContainerEdits, Hook, Spec};
 use engines::Version;
 use nvidia_host::cdi::entry::RootfsEdits;
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate, write_spec};
 use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
@@ -400,11 +400,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
         .arg(&source))
     .ok();
     let spec = dir.path().join("nvidia.json");
-    cdi(
-        FakeDriver::shared(),
-        &["generate", "--output", spec.to_str().unwrap()],
-    )
-    .ok();
+    write_spec(FakeDriver::shared(), &spec);
     let preload = format!("LD_PRELOAD={}", library.display());
     let arguments = ["--device=nvidia.com/gpu=0", "-e", &preload, IMAGE, "true"];
     let start =
@@ -478,7 +474,7 @@ fn podman_gives_devices_by_name() {
     let dir = scratch();
     for format in ["yaml", "json"] {
         let path = dir.path().join(format!("nvidia.{format}"));
-        cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+        write_spec(fake, &path);
         let before = only_spec(&path);
         let profile = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
         let script = format!(
@@ -525,11 +521,7 @@ fn assert_gpu_1_alone(text: &str) {
 fn podman_in(cgroup: Cgroup, option: &str) {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(
-        FakeDriver::shared(),
-        &["generate", "--output", path.to_str().unwrap()],
-    )
-    .ok();
+    write_spec(FakeDriver::shared(), &path);
     let arguments = [
         "--device=nvidia.com/gpu=1",
         option,
@@ -562,7 +554,7 @@ fn podman_with_a_user_namespace() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     let fake = FakeDriver::shared();
-    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(fake, &path);
     let before = format!("{}; {}", only_spec(&path), nodes_at_dev(fake, dir.path()));
     let arguments = [
         "--device=nvidia.com/gpu=1",
@@ -647,7 +639,7 @@ fn links_of_dri_nodes_at_all_ways() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     let asked = [
         "-e",
         "NVIDIA_VISIBLE_DEVICES=1",

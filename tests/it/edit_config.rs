@@ -6,6 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::driver::{ALL_GPUS, FakeDriver};
+use crate::json_schema::fields;
 use crate::own_nodes::NODES_OF_THE_HOST;
 use crate::support::{
     HOOK, Need, Ran, assert_says, private_dir, read, run_with, scratch, write_file,
@@ -101,12 +102,7 @@ fn a_rootfs_that_is_not_there_yet() {
     .ok()
     .replace("1e400", "0");
     let edited: Value = serde_json::from_str(&edited).unwrap();
-    let destinations: Vec<_> = edited["mounts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|mount| mount["destination"].as_str().unwrap())
-        .collect();
+    let destinations = fields(&edited["mounts"], "destination");
     assert!(
         destinations.contains(&"/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01"),
         "{destinations:?}"

@@ -4,7 +4,7 @@ use std::fs;
 
 use engines::Version;
 
-use crate::cdi::cdi;
+use crate::cdi::write_spec;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
@@ -92,7 +92,7 @@ fn of_cdi() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     let start = |device: &str| {
         Podman::shared().run_after(
             &only_spec(&path),

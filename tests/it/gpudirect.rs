@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 use cdi_spec::registry;
 
-use crate::cdi::cdi;
+use crate::cdi::{cdi, write_spec};
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::json_schema::fields;
 use crate::support::{assert_lacks, assert_says, read, scratch, shell, write_file};
 
 tests! {
@@ -289,12 +290,7 @@ fn the_edited_config_lists_them() {
         &edited["linux"]["devices"],
         edited["mounts"].as_array().unwrap(),
     );
-    let listed: Vec<_> = devices
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|device| device["path"].as_str().unwrap())
-        .collect();
+    let listed = fields(devices, "path");
     for node in [
         "/dev/nvidia-fs10",
         "/dev/infiniband/uverbs0",
@@ -338,12 +334,11 @@ fn status_shows_them() {
         &["GDRCopy: 1 device node; [devices] in config.toml denies them to containers"],
     );
     let shown = crate::json_schema::checked("status", &fake.run(&["status", "--json"]).stdout);
-    let devices = shown["extra_devices"].as_array().unwrap();
-    let names: Vec<_> = devices
-        .iter()
-        .map(|device| device["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(names, ["gds", "mofed", "gdrcopy", "nvswitch"]);
+    let devices = &shown["extra_devices"];
+    assert_eq!(
+        fields(devices, "name"),
+        ["gds", "mofed", "gdrcopy", "nvswitch"]
+    );
     assert_eq!(
         (&devices[2]["denied"], &devices[2]["nodes"]),
         (&json!(true), &json!(["/dev/gdrdrv"]))
@@ -459,7 +454,7 @@ fn one_class() {
     let fake = host();
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     for class in ["gds", "mofed", "gdrcopy", "nvswitch"] {
         let printed = cdi(&fake, &["generate", "--class", class, "--output", "-"]).ok();
         let of_host = read(dir.path().join(format!("nvidia-{class}.yaml")));
@@ -574,7 +569,7 @@ fn podman_gives_them_by_name() {
     podman.install_hook(&fake.config);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     let before = format!(
         "{}; cp '{}'/* /run/cdi/",
         only_spec(&path),

@@ -6,7 +6,7 @@ use std::process::Command;
 use clap::{Arg, CommandFactory};
 use oci_nvidia_hook::testing::cli::args::Cli;
 
-use crate::cdi::cdi;
+use crate::cdi::write_spec;
 use crate::docs::texts;
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, read, run, scratch, source, write_program};
@@ -219,7 +219,7 @@ fn bash_completes() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let dirs = dir.path().display();
     let spec = dir.path().join("nvidia.yaml");
-    cdi(fake, &["generate", "--output", spec.to_str().unwrap()]).ok();
+    write_spec(fake, &spec);
     for (line, word) in [
         ("cdi generate --format=y", "yaml"),
         ("cdi check --spec-dir DIR nvidia.com/gpu=a", "all"),

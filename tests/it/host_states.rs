@@ -313,19 +313,8 @@ impl Answers {
         if !record.is_null() && expected != given {
             differences.push(format!("plan {name}: {expected:?}, start: {given:?}"));
         }
-        let id = |finding: &Value| -> Option<String> { finding["id"].as_str().map(str::to_owned) };
-        let expected: BTreeSet<_> = plan["findings"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(id)
-            .collect();
-        let found: BTreeSet<_> = record["findings"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(id)
-            .collect();
+        let expected = texts(&plan["findings"], |finding| finding["id"].as_str());
+        let found = texts(&record["findings"], |finding| finding["id"].as_str());
         if !record.is_null() && expected != found {
             differences.push(format!("plan {name}: {expected:?}, start: {found:?}"));
         }

@@ -31,6 +31,14 @@ pub fn checked(name: &str, text: &str) -> Value {
     document
 }
 
+/// Returns this field of each element of a list.
+pub fn fields<'a>(list: &'a Value, field: &str) -> Vec<&'a str> {
+    let elements = list.as_array().unwrap().iter();
+    elements
+        .map(|element| element[field].as_str().unwrap())
+        .collect()
+}
+
 /// The elements of a document of one part.
 #[track_caller]
 pub fn part(name: &str, text: &str, part: &str) -> Vec<Value> {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cdi::{cdi, generate};
+use crate::cdi::{generate, write_spec};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -432,7 +432,7 @@ fn a_container_that_ran_with_another_driver() {
 fn podman_installs_a_package(cgroup: Cgroup) {
     let (dir, fake) = (scratch(), suse());
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     let script = format!("nvidia-smi -L; {LOOK}; ldconfig; {LOOK}; nvidia-smi -L");
     let cdi = ["--device=nvidia.com/gpu=0", IMAGE, "sh", "-euc", &script];
     let hook = [
@@ -457,7 +457,7 @@ fn podman_installs_a_package(cgroup: Cgroup) {
 fn podman_read_only() {
     let (dir, fake) = (scratch(), suse());
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     let script =
         format!("nvidia-smi -L; {LOOK}; ldconfig 2>/dev/null && exit 7; {LOOK}; nvidia-smi -L");
     let arguments = [

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate, write_spec};
 use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -53,7 +53,7 @@ fn an_outdated_spec(cgroup: Cgroup) {
         Podman::with_image(),
     );
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     let start = |device: &str, option: &str| {
         let device = format!("--device=nvidia.com/gpu={device}");
         podman.run_after(
@@ -112,7 +112,7 @@ fn an_outdated_spec(cgroup: Cgroup) {
 fn an_outdated_spec_and_user_namespaces() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(&fake, &path);
     let podman = Podman::with_image();
     fake.configure(&limits("deny = [\"1\"]"));
     for (device, code) in [("0", 0), ("1", 126)] {

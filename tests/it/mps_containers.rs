@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nvidia_host::mps;
 
-use crate::cdi::{GPU_0, cdi};
+use crate::cdi::{GPU_0, write_spec};
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, Podman};
@@ -229,11 +229,7 @@ fn by_cdi_name() {
     let (mut shared, podman, dir) = (SharedGpu::new(), Podman::with_image(), scratch());
     podman.remove_hook();
     let path = dir.path().join("nvidia.json");
-    cdi(
-        &shared.fake,
-        &["generate", "--output", path.to_str().unwrap()],
-    )
-    .ok();
+    write_spec(&shared.fake, &path);
     let before = only_spec(&path);
     let arguments = shared.container(&["--device=nvidia.com/gpu=0"], SCRIPT);
     let records = scratch();
@@ -261,11 +257,7 @@ fn by_cdi_name() {
     assert!(refused.contains(expected), "{refused}");
     fs::remove_file(shared.directory.join(mps::STATE)).unwrap();
     let again = dir.path().join("again.json");
-    cdi(
-        &shared.fake,
-        &["generate", "--output", again.to_str().unwrap()],
-    )
-    .ok();
+    write_spec(&shared.fake, &again);
     let texts = [path, again].map(|path| read(path));
     assert_eq!(texts[0], texts[1]);
 }

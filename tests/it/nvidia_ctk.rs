@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use cdi_spec::spec::{ContainerEdits, Spec};
 
 use crate::built;
-use crate::cdi::{GPU_0, cdi, generate};
+use crate::cdi::{GPU_0, generate, write_spec};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS_COMPAT, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
@@ -135,7 +135,7 @@ pub fn spec_of_nvidia(fake: &FakeDriver, program: &Path, version: u32) -> (Spec,
     let ours = generate(fake, &["--hook-path", HOOK]);
     let dir = scratch();
     let path = dir.path().join("x.json");
-    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(fake, &path);
     let mut spec: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     spec["kind"] = "k8s.device-plugin.nvidia.com/gpu".into();
     spec["cdiVersion"] = "0.5.0".into();

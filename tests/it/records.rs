@@ -11,6 +11,7 @@ use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
+use crate::json_schema::fields;
 use crate::support::{
     HOOK, Need, Ran, assert_lacks, assert_says, chmod, copy_nvml_program, read, run, run_with,
     scratch, write_file,
@@ -196,10 +197,7 @@ fn an_edited_config_and_its_hook_entry() {
         (&json!("nvidia-container-runtime"), &json!("ok")),
         "{record}"
     );
-    let mut steps = Vec::new();
-    for step in record["steps"].as_array().unwrap() {
-        steps.push(step["name"].as_str().unwrap());
-    }
+    let steps = fields(&record["steps"], "name");
     assert!(
         steps.contains(&"config.json") && steps.ends_with(&["rootfs"]),
         "{steps:?}"

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::cdi::cdi;
+use crate::cdi::write_spec;
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, NEEDS, Waiting};
 use crate::edit_config::spec;
@@ -114,7 +114,7 @@ fn containers_of_podman() {
     assert_says(&text, &[" (web)\nat precreate, ", says]);
     podman.run(Cgroup::AsMounted, &[IMAGE, "true"]).ok();
     let path = dir.path().join("nvidia.yaml");
-    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec(fake, &path);
     let with_cdi = ["--device=nvidia.com/gpu=1", IMAGE, "nvidia-smi", "-L"];
     let seen = podman.run_after(&only_spec(&path), Cgroup::AsMounted, &with_cdi);
     assert_eq!(seen.ok().matches("UUID: GPU-").count(), 1);

@@ -1,6 +1,6 @@
 //! Containers that have ended: what stays in their file systems, and how they start again.
 
-use crate::cdi::cdi;
+use crate::cdi::write_spec;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -106,7 +106,7 @@ fn podman_start_after_a_driver_update_with_cdi() {
     podman.remove_hook();
     let spec = |fake: &FakeDriver, name: &str| {
         let path = podman.dir.path().join(name).join("nvidia.yaml");
-        cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+        write_spec(fake, &path);
         path
     };
     let (before, after) = (spec(&old, "before"), spec(&new, "after"));

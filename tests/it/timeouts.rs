@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::cache;
-use crate::cdi::cdi;
+use crate::cdi::write_spec;
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::golden::{SCRIPT, View};
 use crate::support::{HOOK, Need, Ran, read, scratch, shell, source, write_file};
@@ -37,7 +37,7 @@ fn every_hook_entry_has_one() {
     let fake = FakeDriver::shared();
     let dir = scratch();
     let spec_file = dir.path().join("nvidia.json");
-    cdi(fake, &["generate", "--output", spec_file.to_str().unwrap()]).ok();
+    write_spec(fake, &spec_file);
     let config = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": dir.path()},
     });

@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
+use crate::json_schema::fields;
 use crate::support::{
     HOOK, Need, Ran, assert_lacks, assert_says, chmod, copy_nvml_program, run, run_with, scratch,
     unshare, write_file,
@@ -116,12 +117,7 @@ fn a_container_that_got_its_gpus() {
         (&record["outcome"], &record["asked"]["visible_devices"][0]),
         (&"ok".into(), &"1".into())
     );
-    let steps: Vec<_> = record["steps"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|step| step["name"].as_str().unwrap())
-        .collect();
+    let steps = fields(&record["steps"], "name");
     assert!(
         steps.starts_with(&["request", "driver", "files", "container"])
             && steps.ends_with(&["mounts"]),
