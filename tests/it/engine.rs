@@ -86,15 +86,7 @@ impl Podman {
     /// One instance for all tests, because importing an image takes longer than most of them.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Podman> = OnceLock::new();
-        SHARED.get_or_init(|| {
-            let podman = Self::with_image();
-            let image = Image::new(
-                &podman.dir.path().join("old"),
-                &["--layout", "debian", "--cache", "old"],
-            );
-            podman.import(&image.rootfs, "localhost/old-cache");
-            podman
-        })
+        SHARED.get_or_init(Self::with_image)
     }
 
     /// With the small image, which is imported once, because that takes longer than most tests.

@@ -9,8 +9,7 @@ tests! {
     NEEDS => prints_what_the_host_prints;
     NEEDS_V1 => one_gpu_and_no_other_on_cgroup_v1 = one_gpu_and_no_other(Cgroup::AsMounted);
     NEEDS_V2 => one_gpu_and_no_other_on_cgroup_v2 = one_gpu_and_no_other(Cgroup::V2), all_gpus_on_cgroup_v2;
-    NEEDS => one_mig_device_and_no_other, no_request_no_difference, privileged_containers_are_left_their_access,
-        read_only_containers, old_linker_cache, containers_with_a_user_namespace, a_build_that_writes_its_own_icd,
+    NEEDS => one_mig_device_and_no_other, no_request_no_difference, privileged_containers_are_left_their_access, containers_with_a_user_namespace, a_build_that_writes_its_own_icd,
         copies_in_other_containers, what_happened_is_in_the_log, errors_reach_the_user;
     NEEDS_V1 => devices_of_config_json_stay_the_runtimes;
     NEEDS_CRUN => crun;
@@ -227,41 +226,6 @@ fn devices_of_config_json_stay_the_runtimes() {
         text.contains("GPU 0: ") && text.lines().any(|line| line == "0"),
         "{text}"
     );
-}
-
-fn read_only_containers() {
-    let arguments = [
-        "--read-only",
-        "-e",
-        "NVIDIA_VISIBLE_DEVICES=all",
-        IMAGE,
-        "nvidia-smi",
-        "-L",
-    ];
-    Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
-    let user = [
-        "--user",
-        "1000:1000",
-        "-e",
-        "NVIDIA_VISIBLE_DEVICES=all",
-        IMAGE,
-        "nvidia-smi",
-        "-L",
-    ];
-    Podman::shared().run(Cgroup::AsMounted, &user).ok();
-}
-
-fn old_linker_cache() {
-    let script = "probe-dlopen libcuda.so.1; ldconfig -p | grep libcuda.so.1";
-    let arguments = [
-        "-e",
-        "NVIDIA_VISIBLE_DEVICES=all",
-        "localhost/old-cache",
-        "sh",
-        "-euc",
-        script,
-    ];
-    Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
 }
 
 /// Files are created as the container's root, which is another user of the host.

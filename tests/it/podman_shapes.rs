@@ -19,7 +19,7 @@ pub const NEEDS_USER: &[Need] = &[
 ];
 
 tests! {
-    NEEDS => rootful, read_only_rootfs, volumes_with_shared_propagation;
+    NEEDS => rootful, read_only_rootfs;
     NEEDS_CRUN => rootful_crun, the_hosts_dev_is_left_alone;
     NEEDS_USER => rootless;
 }
@@ -176,33 +176,6 @@ fn read_only_rootfs() {
             "{cgroup:?}"
         );
     }
-}
-
-/// Shared volumes have no effect if the driver's files are not mounted in them.
-fn volumes_with_shared_propagation() {
-    let podman = Podman::shared();
-    let volume = podman
-        .dir
-        .path()
-        .join("shared-volume")
-        .display()
-        .to_string();
-    std::fs::create_dir_all(&volume).unwrap();
-    let made = format!("mount -t tmpfs v '{volume}'; mount --make-shared '{volume}';");
-    for place in ["/data", "/usr/lib/x86_64-linux-gnu/elsewhere"] {
-        let shape = ["-v", &format!("{volume}:{place}:rshared")];
-        assert_works(
-            podman.run_after(&made, Cgroup::AsMounted, &arguments(&shape)),
-            &shape,
-        );
-    }
-    let shape = ["-v", &format!("{volume}:/usr/lib/x86_64-linux-gnu:rshared")];
-    let filled = format!("{made} cp -a /usr/lib/x86_64-linux-gnu/libc.so.6 '{volume}';");
-    let ran = podman.run_after(&filled, Cgroup::AsMounted, &arguments(&shape));
-    assert!(
-        ran.code != Some(0) && ran.stderr.contains("(ONH-042)\nhint: "),
-        "{ran:?}"
-    );
 }
 
 /// Podman of a user who was created for this test, with all files below one directory.
