@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use engines::Version;
@@ -27,7 +27,7 @@ const STRACE: &[Need] = &[
 
 tests! {
     NEEDS => a_container_that_got_its_gpus, fewer_gpus_than_all, a_failure_is_kept, a_bug_report_has_the_last_ones,
-        the_journal_has_it, an_engine_that_loses_patience, a_run_directory_of_another_user;
+        the_journal_has_it, a_run_directory_of_another_user;
     STRACE => a_start_that_the_deadline_ends;
     ps::GOLDEN => what_a_person_reads;
     &[Need::Root, Need::Program("setpriv")] => a_user_has_records_of_his_own;
@@ -351,36 +351,6 @@ fn journal_is_free(path: &Path) -> bool {
     let socket = UnixDatagram::unbound().unwrap();
     socket.set_nonblocking(true).unwrap();
     socket.send_to(b"A=b\n", path).is_ok()
-}
-
-fn an_engine_that_loses_patience() {
-    let fake = FakeDriver::new(&["--gpus", "1"]);
-    fake.set_nvml(|text| format!("init-delay-ms 20000\n{text}"));
-    let container = Container::new(ALL_GPUS);
-    let dir = container.dir.path();
-    let mut hook = isolated(dir);
-    let mut hook = hook
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("prestart")
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::io::Write::write_all(
-        &mut hook.stdin.take().unwrap(),
-        container.waiting.state().as_bytes(),
-    )
-    .unwrap();
-    let file = dir.join("run/containers/waiting.json");
-    let until = Instant::now() + Duration::from_secs(15);
-    while !file.exists() {
-        assert!(Instant::now() < until);
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    hook.kill().unwrap();
-    hook.wait().unwrap();
-    let text = why(dir, &["waiting"]).ok();
-    assert_says(&text, &["requested: all GPUs", "the hook did not finish"]);
 }
 
 /// The deadline for the container's files ends the hook. A process that waits for a FUSE server handles no signal, so it is killed.
