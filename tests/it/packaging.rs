@@ -12,7 +12,6 @@ use crate::support::{HOOK, Need, read, run, scratch, source, write_file};
 tests! {
     &[Need::Root, Need::Program("systemd-analyze")] => systemd_takes_the_units;
     &[Need::Root, Need::Program("cc")] => the_service_refreshes;
-    &[] => udev_rules_start_a_unit_that_is_there;
     &[Need::Program("systemctl")] => udev_starts_only_an_enabled_unit;
     &[Need::Root] => sudo_leaves_no_files_of_root;
     &[] => the_output_of_a_failed_build_is_printed;
@@ -150,24 +149,6 @@ fn one_oldest_rust() {
     }
     let spec = read(source("packaging/rpm.spec"));
     assert!(spec.contains(&format!("cargo >= {oldest}\n")));
-}
-
-fn udev_rules_start_a_unit_that_is_there() {
-    let rules = read(source("packaging/udev/90-oci-nvidia-hook.rules"));
-    let lines: Vec<_> = rules
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .collect();
-    assert_eq!(lines.len(), 3);
-    for line in lines {
-        let unit = line
-            .split(['"', ' '])
-            .find(|word| word.ends_with(".service"))
-            .unwrap();
-        assert!(source("packaging/systemd").join(unit).is_file(), "{line}");
-        let keys = line.split(", ").filter(|part| part.contains("==")).count();
-        assert!(keys >= 3 && line.starts_with("ACTION=="), "{line}");
-    }
 }
 
 /// Runs the check of each rule on a host that is a directory.

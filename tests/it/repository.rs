@@ -120,7 +120,7 @@ fn zypper_installs_upgrades_and_removes() {
     assert_lacks(&ran.stdout, &["scriptlet"]);
     assert_eq!(
         installed("%{RELEASE}"),
-        rpm::query(find(&packages.now), "%{RELEASE}")
+        rpm::query(rpm::find(&packages.now, MAIN), "%{RELEASE}")
     );
     // dnf checks the signature of the package itself.
     let described = zypper::rpm(&root, &["-qi", MAIN]).stdout;
@@ -135,7 +135,7 @@ fn zypper_installs_upgrades_and_removes() {
     zypper(&["update"]).ok();
     assert_eq!(
         installed("%{RELEASE}"),
-        rpm::query(find(&packages.later), "%{RELEASE}")
+        rpm::query(rpm::find(&packages.later, MAIN), "%{RELEASE}")
     );
     let earlier = shell!(
         "find '{}' -name '{MAIN}-[0-9]*.rpm' | wc -l",
@@ -159,13 +159,6 @@ fn zypper_installs_upgrades_and_removes() {
     assert!(
         ran.code != Some(0) && (ran.stdout + &ran.stderr).contains("ignature verification failed")
     );
-}
-
-fn find(packages: &[PathBuf]) -> &Path {
-    packages
-        .iter()
-        .find(|package| rpm::query(package, "%{NAME}") == MAIN)
-        .unwrap()
 }
 
 fn apt_installs_upgrades_and_removes() {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
-use crate::rpm::{FAST, query};
+use crate::rpm::{FAST, find};
 use crate::support::{Need, Ran, assert_lacks, run, scratch, shell, source, write_file};
 use crate::{built, docs, old_packages};
 
@@ -146,13 +146,6 @@ fn build() -> Vec<PathBuf> {
             && !top.join("cargo/release").exists()
     );
     built
-}
-
-fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
-    packages
-        .iter()
-        .find(|package| query(package, "%{NAME}") == name)
-        .unwrap()
 }
 
 /// A shell, an rpm database, and a package that provides the dependencies of ours on a distribution.
