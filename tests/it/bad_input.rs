@@ -10,7 +10,7 @@ use crate::support::{HOOK, Need, Ran, assert_says, read, run_with, scratch, writ
 
 tests! {
     &[] => stdin_that_is_not_a_state, fifty_megabytes_of_stdin, broken_spec, crun_reports_its_working_directory,
-        no_request_no_config, bad_config, no_driver, hostile_environment, wrong_command_line, a_name_that_is_not_utf_8;
+        no_request_no_config, bad_config, no_driver, wrong_command_line, a_name_that_is_not_utf_8;
     &[Need::Root, Need::Program("cc")] => no_process, unknown_user, module_and_libraries_differ, nvml_hangs,
         nvml_reports_an_error, unknown_gpu, missing_node;
 }
@@ -292,12 +292,13 @@ fn nvml_reports_an_error() {
         ("4", "(ONH-019)"),
         ("999", "(ONH-018)"),
     ] {
+        fake.remove_from_nvml("init-error");
         fake.set_nvml(|old| {
-            let rest: Vec<_> = old
-                .lines()
-                .filter(|line| !line.starts_with("init-error"))
-                .collect();
-            format!("{}\ninit-error {code}\n", rest.join("\n"))
+            format!(
+                "{old}
+init-error {code}
+"
+            )
         });
         one_error(with_fake(&fake, "all"), &[id, "nvmlInit_v2"]);
     }
@@ -339,61 +340,6 @@ fn missing_node() {
         with_fake(&fake, "1"),
         &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"],
     );
-}
-
-/// Values that no image has by accident.
-fn hostile_environment() {
-    let dir = scratch();
-    let plan = |spec: &[u8]| {
-        write_file(dir.path().join("config.json"), spec);
-        let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
-        hook(
-            &["--config", "/dev/null", "plan", "-", "--request"],
-            state.as_bytes(),
-        )
-    };
-    let with = |env: &[String]| {
-        let spec = serde_json::json!({"process": {"env": env}, "root": {"path": "rootfs"}});
-        write_file(dir.path().join("empty.toml"), "");
-        write_file(dir.path().join("config.json"), spec.to_string());
-        let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
-        let config = dir.path().join("empty.toml");
-        hook(
-            &[
-                "--config",
-                config.to_str().unwrap(),
-                "plan",
-                "-",
-                "--request",
-            ],
-            state.as_bytes(),
-        )
-    };
-    let many: String = (0..150_000).map(|i| format!("{i},")).collect();
-    let start = std::time::Instant::now();
-    for (env, says) in rows! {
-        vec![format!("NVIDIA_VISIBLE_DEVICES={many}")], "requests GPU 0,1,2,3";
-        vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()], "requests a\\u{0}b\\n\\u{1b}[2J";
-        vec!["NVIDIA_VISIBLE_DEVICES=all".into(), format!("NVIDIA_DRIVER_CAPABILITIES={}", "x".repeat(1 << 20))],
-            "is not a driver capability";
-    } {
-        let ran = with(&env);
-        assert!(
-            ran.stdout.contains(says) || ran.stdout.contains("xxxx…"),
-            "{:.300}",
-            ran.stdout
-        );
-        assert!(
-            ran.stdout.len() < 10_000 && ran.stderr.is_empty(),
-            "{}",
-            ran.stdout.len()
-        );
-    }
-    assert!(start.elapsed().as_secs() < 5);
-    // JSON is UTF-8: a file with other bytes is not a config.json.
-    let ran = plan(b"{\"process\":{\"env\":[\"A=\xff\"]},\"root\":{\"path\":\"r\"}}");
-    assert!(ran.stdout.contains("config.json"), "{ran:?}");
-    ran.failed(1);
 }
 
 fn wrong_command_line() {

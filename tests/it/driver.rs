@@ -124,6 +124,14 @@ impl FakeDriver {
         write_file(beside, change(old));
     }
 
+    /// Removes the lines of the library's configuration that start with this text.
+    pub fn remove_from_nvml(&self, start: &str) {
+        self.set_nvml(|old| {
+            let kept = old.lines().filter(|line| !line.starts_with(start));
+            kept.map(|line| format!("{line}\n")).collect()
+        });
+    }
+
     /// Returns the names of the driver's files below /usr.
     pub fn file_names(&self) -> Vec<String> {
         let find = format!(

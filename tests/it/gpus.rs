@@ -156,12 +156,7 @@ fn an_excluded_gpu_does_not_exist() {
         "GPU Excluded:\t No",
         "GPU Excluded:\t Yes",
     );
-    fake.set_nvml(|old| {
-        old.lines()
-            .filter(|line| !line.starts_with("gpu minor=1 "))
-            .map(|l| l.to_owned() + "\n")
-            .collect()
-    });
+    fake.remove_from_nvml("gpu minor=1 ");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
@@ -206,12 +201,7 @@ fn info_json_can_be_replayed() {
         "GPU Excluded:\t No",
         "GPU Excluded:\t Yes",
     );
-    fake.set_nvml(|old| {
-        old.lines()
-            .filter(|line| !line.starts_with("gpu minor=2 "))
-            .map(|l| l.to_owned() + "\n")
-            .collect()
-    });
+    fake.remove_from_nvml("gpu minor=2 ");
     let json = fake.run(&["info", "--json"]).ok();
     let mut report = json_schema::checked("info", &json);
     assert_eq!(report["not_usable"][0]["uuid"], GPU_1, "{report:#}");

@@ -44,14 +44,8 @@ fn removed_records() {
 
 /// Replaces the processes of the fake driver with these lines.
 fn set_processes(fake: &FakeDriver, lines: &str) {
-    let is_process = |line: &&str| !line.starts_with("process ");
-    fake.set_nvml(|old| {
-        old.lines()
-            .filter(is_process)
-            .map(|line| format!("{line}\n"))
-            .collect::<String>()
-            + lines
-    });
+    fake.remove_from_nvml("process ");
+    fake.set_nvml(|old| old + lines);
 }
 
 /// The elements of a document that are containers of this test: other tests start containers, too.
