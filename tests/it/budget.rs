@@ -450,15 +450,7 @@ fn generate_and_refresh() {
 fn limits_of_a_cdi_container() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8"]));
     let spec = crate::cdi::generate(&fake, &["--hook-path", HOOK]);
-    let all = spec
-        .devices
-        .iter()
-        .find(|device| device.name == "all")
-        .unwrap();
-    let edits = spec
-        .container_edits
-        .clone()
-        .merge(all.container_edits.clone());
+    let edits = crate::cdi::edits_of(&spec, &["all"]);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = crate::cdi_containers::with_mounts(dir.path(), &image.rootfs, &edits);
     let args: Vec<&str> = edits.hooks[0].args[1..]

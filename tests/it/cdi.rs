@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use base::paths::ContainerPath;
-use cdi_spec::spec::Spec;
+use cdi_spec::spec::{ContainerEdits, Spec};
 use cdi_spec::{file, registry};
 use engines::cdi::SpecReader;
 use engines::cdi_check::{self, Now};
@@ -225,16 +225,18 @@ fn the_hook_and_the_spec_agree() {
     );
 }
 
-fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
+/// Returns the edits for a container with these devices of a spec, as an engine merges them.
+pub fn edits_of(spec: &Spec, names: &[&str]) -> ContainerEdits {
     let mut edits = spec.container_edits.clone();
     for name in names {
-        let device = spec
-            .devices
-            .iter()
-            .find(|device| device.name == *name)
-            .unwrap();
-        edits = edits.merge(device.container_edits.clone());
+        let device = spec.devices.iter().find(|device| device.name == *name);
+        edits = edits.merge(device.unwrap().container_edits.clone());
     }
+    edits
+}
+
+fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
+    let edits = edits_of(spec, names);
     let mut words = BTreeSet::new();
     for mount in &edits.mounts {
         words.insert(format!(

@@ -14,7 +14,7 @@ use cdi_spec::spec::{ContainerEdits, Hook, Spec};
 use engines::Version;
 use nvidia_host::cdi::entry::RootfsEdits;
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate, write_spec};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of, generate, write_spec};
 use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
@@ -207,14 +207,7 @@ fn hook_entries_of_several_specs() {
 fn volumes_at_the_paths_of_nodes() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
-    let edits = spec
-        .devices
-        .iter()
-        .find(|device| device.name == "0")
-        .unwrap()
-        .container_edits
-        .clone();
-    let edits = spec.container_edits.clone().merge(edits);
+    let edits = edits_of(&spec, &["0"]);
     let node = fake.root.join("dev/nvidia1").display().to_string();
     let (one, two) = ("0000:01:00.0\n", "0000:01:00.0\n0000:02:00.0\n");
     for (source, shown) in [("/etc/hostname", one), ("/dev/null", one), (&*node, two)] {
@@ -330,13 +323,7 @@ fn hook_entries_at_the_wrong_stage() {
 
 fn do_their_work(spec: &Spec, entries: usize) {
     let dir = scratch();
-    let edits = spec
-        .devices
-        .iter()
-        .filter(|device| ["0", "2"].contains(&device.name.as_str()));
-    let edits = edits.fold(spec.container_edits.clone(), |all, device| {
-        all.merge(device.container_edits.clone())
-    });
+    let edits = edits_of(spec, &["0", "2"]);
     assert_eq!(edits.hooks.len(), entries);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let rootfs = &image.rootfs;

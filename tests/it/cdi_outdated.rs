@@ -9,7 +9,7 @@ use cdi_spec::registry;
 use cdi_spec::spec::{ContainerEdits, Spec};
 use serde_json::Value;
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of};
 use crate::cdi_containers::with_mounts;
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::json_schema;
@@ -320,10 +320,7 @@ fn an_update_before_the_reboot() {
 fn nodes_that_are_no_devices() {
     let scene = Scene::new(&["--gpus", "1"]);
     let spec = scene.spec();
-    let mut edits = spec
-        .container_edits
-        .clone()
-        .merge(spec.devices[0].container_edits.clone());
+    let mut edits = edits_of(&spec, &["0"]);
     let container = with_mounts(scene.dir.path(), &scene.image.rootfs, &edits);
     edits
         .device_nodes

@@ -15,7 +15,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
 
 use crate::builds::rebuilt;
-use crate::cdi::{GPU_1, MIG_1};
+use crate::cdi::{GPU_1, MIG_1, edits_of};
 use crate::driver::{FakeDriver, NEEDS};
 use crate::json_schema;
 use crate::support::{HOOK, Ran, run, run_with, scratch, shell, unshare, write_file};
@@ -286,10 +286,7 @@ impl Host {
 
     /// Plans the start of a container for which an engine has applied the device: as `plan` decides, the hook entry does.
     fn start(&self, spec: &Spec, device: &Device) -> Ran {
-        let edits = spec
-            .container_edits
-            .clone()
-            .merge(device.container_edits.clone());
+        let edits = edits_of(spec, &[&device.name]);
         let mut devices = Vec::new();
         for node in &edits.device_nodes {
             devices.push(

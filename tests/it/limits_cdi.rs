@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate, write_spec};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of, generate, write_spec};
 use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -32,13 +32,7 @@ fn with_devices(
     names: &[&str],
 ) -> (crate::driver::Waiting, Vec<String>) {
     let spec = generate(fake, &["--hook-path", HOOK]);
-    let chosen = spec
-        .devices
-        .iter()
-        .filter(|device| names.contains(&device.name.as_str()));
-    let edits = chosen.fold(spec.container_edits.clone(), |all, device| {
-        all.merge(device.container_edits.clone())
-    });
+    let edits = edits_of(&spec, names);
     let image = Image::new(dir, &["--layout", "debian"]);
     (
         with_mounts(dir, &image.rootfs, &edits),
