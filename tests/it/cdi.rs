@@ -49,7 +49,24 @@ pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
 
 /// Writes the CDI spec of this host to a file.
 pub fn write_spec(fake: &FakeDriver, path: &Path) {
-    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    write_spec_with(fake, path, &[]);
+}
+
+/// The same with these options.
+pub fn write_spec_with(fake: &FakeDriver, path: &Path, options: &[&str]) {
+    let generate = ["generate", "--output", path.to_str().unwrap()];
+    cdi(fake, &[&generate, options].concat()).ok();
+}
+
+/// Runs `cdi refresh`, which also creates the file.
+pub fn create_spec(fake: &FakeDriver, path: &Path) -> Ran {
+    let output = ["--output", path.to_str().unwrap()];
+    cdi(fake, &[&["refresh", "--create"], &output[..]].concat())
+}
+
+/// Runs `cdi check` for the specs in a directory.
+pub fn check_specs(fake: &FakeDriver, dir: &Path) -> Ran {
+    cdi(fake, &["check", "--spec-dir", dir.to_str().unwrap()])
 }
 
 pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
@@ -556,10 +573,7 @@ fn recreated_mig_devices_are_detected() {
         assert!(!refreshed(&fake, &path), "nothing changed since");
     }
     fake.set_nvml(|old| old + "\ninit-error 999\n");
-    let ran = cdi(
-        &fake,
-        &["check", "--spec-dir", dir.path().to_str().unwrap()],
-    );
+    let ran = check_specs(&fake, dir.path());
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_says(&ran.stderr, &["(ONH-018)"]);
 }
@@ -616,10 +630,7 @@ fn refresh_makes_no_conflict() {
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "NAME",
         "containerEdits": {"env": ["A=b"]}}]}"#;
     write_file(&theirs, spec.replace("NAME", "all"));
-    let ran = cdi(
-        &fake,
-        &["refresh", "--create", "--output", yaml.to_str().unwrap()],
-    );
+    let ran = create_spec(&fake, &yaml);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_says(&ran.stderr, &["(ONH-402)", "theirs.json"]);
     assert!(!yaml.exists());
@@ -632,10 +643,7 @@ fn refresh_makes_no_conflict() {
     let mine = dir.path().join("mine.yaml");
     write_spec(&fake, &mine);
     std::fs::remove_file(&json).unwrap();
-    let ran = cdi(
-        &fake,
-        &["refresh", "--create", "--output", json.to_str().unwrap()],
-    );
+    let ran = create_spec(&fake, &json);
     assert!(
         ran.code == Some(0) && ran.stderr.contains("(ONH-402)") && mine.exists() && !json.exists(),
         "{ran:?}"
@@ -667,10 +675,7 @@ fn specs_keep_their_kind() {
         )
         .ok();
         fake.configure("[devices]\ndeny = [\"0\"]");
-        let check = cdi(
-            &fake,
-            &["check", "--spec-dir", dir.path().to_str().unwrap()],
-        );
+        let check = check_specs(&fake, dir.path());
         let hint = check
             .stdout
             .lines()
@@ -777,10 +782,7 @@ fn refresh_asks_a_failing_gpu_again() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let path = dir.path().join("nvidia.yaml");
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
-    let ran = cdi(
-        &fake,
-        &["refresh", "--create", "--output", path.to_str().unwrap()],
-    );
+    let ran = create_spec(&fake, &path);
     assert_says(&ran.stderr, &["warning: GPU 1: nvmlDeviceGet", "(ONH-401)"]);
     ran.ok();
     assert_eq!(names(&path), ["0", GPU_0, "all"]);

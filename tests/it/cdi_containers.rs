@@ -14,7 +14,7 @@ use cdi_spec::spec::{ContainerEdits, Hook, Spec};
 use engines::Version;
 use nvidia_host::cdi::entry::RootfsEdits;
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of, generate, write_spec};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, edits_of, generate, write_spec, write_spec_with};
 use crate::driver::{ALL_GPUS, FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
@@ -572,11 +572,7 @@ fn podman_gives_nodes_of_a_group_to_users() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     let write = |option: &str| {
-        cdi(
-            &fake,
-            &["generate", option, "--output", path.to_str().unwrap()],
-        )
-        .ok();
+        write_spec_with(&fake, &path, &[option]);
     };
     let start = |name: &str, script: &str| {
         let device = format!("--device=nvidia.com/gpu={name}");

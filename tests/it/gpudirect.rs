@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use cdi_spec::registry;
 
-use crate::cdi::{cdi, write_spec};
+use crate::cdi::{cdi, check_specs, create_spec, write_spec};
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -218,15 +218,7 @@ fn no_directory_leads_to_a_program() {
     let sources = mounts.map(|mount| PathBuf::from(mount["source"].as_str().unwrap()));
     assert_eq!(programs_below(sources), Vec::<PathBuf>::new());
 
-    cdi(
-        &fake,
-        &[
-            "generate",
-            "--output",
-            &format!("{}/nvidia.yaml", dir.path().display()),
-        ],
-    )
-    .ok();
+    write_spec(&fake, &dir.path().join("nvidia.yaml"));
     let spec = registry::read_spec(&dir.path().join("nvidia-gds.yaml")).unwrap();
     let mounts = spec.devices[0].container_edits.mounts.iter();
     let sources = mounts.map(|mount| PathBuf::from(&mount.host_path));
@@ -237,15 +229,7 @@ fn no_directory_leads_to_a_program() {
 fn a_socket_in_a_given_directory() {
     let fake = host();
     let (dir, image) = Image::debian();
-    cdi(
-        &fake,
-        &[
-            "generate",
-            "--output",
-            &format!("{}/nvidia.yaml", dir.path().display()),
-        ],
-    )
-    .ok();
+    write_spec(&fake, &dir.path().join("nvidia.yaml"));
     let spec = registry::read_spec(&dir.path().join("nvidia-gds.yaml")).unwrap();
     let entry = &spec.devices[0].container_edits.hooks;
     let entry = entry
@@ -442,10 +426,7 @@ fn specs_of_other_devices() {
         &listed,
         &["nvidia.com/imex-channel=11\n", "nvidia.com/gds=all\n"],
     );
-    let check = cdi(
-        &fake,
-        &["check", "--spec-dir", dir.path().to_str().unwrap()],
-    );
+    let check = check_specs(&fake, dir.path());
     assert_eq!(check.code, Some(0), "{check:?}");
 }
 
@@ -499,15 +480,7 @@ fn a_spec_follows_the_host() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    let refresh = || {
-        drop(
-            cdi(
-                &fake,
-                &["refresh", "--create", "--output", path.to_str().unwrap()],
-            )
-            .ok(),
-        )
-    };
+    let refresh = || drop(create_spec(&fake, &path).ok());
     let files = || {
         let mut names: Vec<_> = std::fs::read_dir(dir.path())
             .unwrap()
@@ -542,10 +515,7 @@ fn a_spec_follows_the_host() {
         "the kernel assigns the number"
     );
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
-    let check = cdi(
-        &fake,
-        &["check", "--spec-dir", dir.path().to_str().unwrap()],
-    );
+    let check = check_specs(&fake, dir.path());
     assert_says(
         &check.stdout,
         &["[devices] in config.toml denies \"gdrcopy\""],

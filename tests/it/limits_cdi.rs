@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of, generate, write_spec};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of, generate, write_spec, write_spec_with};
 use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -262,17 +262,7 @@ fn doctor_and_check() {
     ];
     let path = |name: &str| dir.path().join(name);
     for (file, vendor) in files {
-        cdi(
-            &fake,
-            &[
-                "generate",
-                "--vendor",
-                vendor,
-                "--output",
-                path(file).to_str().unwrap(),
-            ],
-        )
-        .ok();
+        write_spec_with(&fake, &path(file), &["--vendor", vendor]);
     }
     // The spec of another program has no entry of ours.
     let theirs = read(path("mine.json"));

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use crate::cdi::cdi;
+use crate::cdi::write_spec_with;
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::edit_config::video;
@@ -417,16 +417,7 @@ fn processes_that_leave_root() {
     let podman = Podman::with_image();
     let dir = scratch();
     let spec = dir.path().join("nvidia.yaml");
-    cdi(
-        &fake,
-        &[
-            "generate",
-            "--no-additional-gids",
-            "--output",
-            spec.to_str().unwrap(),
-        ],
-    )
-    .ok();
+    write_spec_with(&fake, &spec, &["--no-additional-gids"]);
     let asks = "-e NVIDIA_VISIBLE_DEVICES=1";
     for (mode, before, asks) in [
         ("hook", String::new(), asks),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use cdi_spec::file;
 use cdi_spec::spec::{ContainerEdits, Spec};
 
-use crate::cdi::{GPU_0, cdi, generate};
+use crate::cdi::{GPU_0, cdi, check_specs, create_spec, generate, write_spec_with};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -223,10 +223,7 @@ fn limits_are_refused() {
         .create_runtime_hook(&with_node.hooks[0].args[1..])
         .failed(1);
     assert!(stderr.contains("ONH-025"), "{stderr}");
-    let check = cdi(
-        &fake,
-        &["check", "--spec-dir", dir.path().to_str().unwrap()],
-    );
+    let check = check_specs(&fake, dir.path());
     assert_says(
         &check.stdout,
         &["\"/dev/dxg\", which [devices] in config.toml denies"],
@@ -366,11 +363,7 @@ fn the_spec_follows_windows() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     let refresh = |fake: &FakeDriver| {
-        cdi(
-            fake,
-            &["refresh", "--create", "--output", path.to_str().unwrap()],
-        )
-        .ok();
+        create_spec(fake, &path).ok();
         std::fs::read(&path)
             .ok()
             .map(|text| (inode(&path), file::parse(&text).unwrap()))
@@ -382,10 +375,7 @@ fn the_spec_follows_windows() {
     );
     let (first, spec) = refresh(&fake).unwrap();
     assert!(mounted(&spec).iter().any(|path| path.starts_with(STORE)));
-    let check = cdi(
-        &fake,
-        &["check", "--spec-dir", dir.path().to_str().unwrap()],
-    );
+    let check = check_specs(&fake, dir.path());
     assert_eq!(check.code, Some(0), "{check:?}");
     assert_eq!(refresh(&fake).unwrap().0, first, "nothing has changed");
     // Only NVML shows another GPU.
@@ -403,10 +393,7 @@ fn the_spec_follows_windows() {
     shell!(
         "cd '{drivers}'; mv nv_dispi.inf_amd64_7cc7738d8e428783 nv_dispi.inf_amd64_0123456789abcdef"
     );
-    let check = cdi(
-        &fake,
-        &["check", "--spec-dir", dir.path().to_str().unwrap()],
-    );
+    let check = check_specs(&fake, dir.path());
     assert_eq!(check.code, Some(1), "{check:?}");
     assert_says(&check.stdout, &["nv_dispi.inf_amd64_0123456789abcdef"]);
     let (_, spec) = refresh(&fake).unwrap();
@@ -574,17 +561,7 @@ fn podman_on_cgroup_v2() {
 fn podman_with_the_spec() {
     let (podman, fake, dir) = (Podman::with_image(), host("2"), scratch());
     let path = dir.path().join("nvidia.yaml");
-    cdi(
-        &fake,
-        &[
-            "generate",
-            "--hook-path",
-            HOOK,
-            "--output",
-            path.to_str().unwrap(),
-        ],
-    )
-    .ok();
+    write_spec_with(&fake, &path, &["--hook-path", HOOK]);
     for name in ["all", "0", GPU_0] {
         let device = format!("--device=nvidia.com/gpu={name}");
         let words = [&device, "--cap-add=MKNOD", IMAGE, "sh", "-euc", IN_PODMAN];

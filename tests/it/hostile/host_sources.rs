@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::json;
 
 use super::{NEEDS, NEEDS_PODMAN_CRUN};
-use crate::cdi::{cdi, generate};
+use crate::cdi::{cdi, generate, write_spec_with};
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
@@ -569,17 +569,7 @@ fn nodes_and_sockets_stay_as_they_are() {
     podman.remove_hook();
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(
-        &fake,
-        &[
-            "generate",
-            "--hook-path",
-            HOOK,
-            "--output",
-            path.to_str().unwrap(),
-        ],
-    )
-    .ok();
+    write_spec_with(&fake, &path, &["--hook-path", HOOK]);
     let words = arguments(&["--device=nvidia.com/gpu=all"]);
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     is_harmless(
