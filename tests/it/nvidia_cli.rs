@@ -454,7 +454,6 @@ fn errors() {
         (&["list", "--device", "9"][..], "\"9\""),
         (&["list", "--device", "none"], "\"none\""),
         (&["list", "--imex-channel", "1048576"], "\"1048576\""),
-        (&["list", "--libary"], "\"--libary\""),
         (&["configure", "rootfs"], "\"rootfs\""),
         (&["configure", "/"], "\"/\""),
         (&["configure", "--pid=4194304", "/x"], "4194304"),
@@ -463,9 +462,7 @@ fn errors() {
             &["configure", "--require=cuda>=99", "--pid=1", "/x"],
             "cuda>=99",
         ),
-        (&["configure", "--mig-config=0", "/x"], "\"0\""),
         (&["--user=nobody-here", "info"], "\"nobody-here\""),
-        (&["frobnicate"], "\"frobnicate\""),
     ] {
         let stderr = cli(&fake.root, arguments).failed(1);
         assert!(
