@@ -9,8 +9,8 @@ use std::process::Command;
 use cdi_spec::registry;
 use nvidia_host::cdi::stamp::Stamp;
 
+use crate::cdi::verdict;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::json_schema;
 use crate::support::{
     HOOK, Need, Ran, assert_says, copy_nvml_program, read, run, run_with, scratch, source,
     write_program,
@@ -192,12 +192,7 @@ fn specs_belong_to_a_build() {
                 .arg("--config")
                 .arg(&fake.config)
                 .args(["cdi", "check", "--json"]);
-            let text = run(check.arg("--spec-dir").arg(dir.path())).ok();
-            let groups = json_schema::part("cdi-check", &text, "groups");
-            groups[0]["results"][0]["why"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()
+            verdict(&run(check.arg("--spec-dir").arg(dir.path()))).1
         };
         let first = cdi(old, "generate");
         assert_eq!(

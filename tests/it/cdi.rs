@@ -64,6 +64,15 @@ pub fn create_spec(fake: &FakeDriver, path: &Path) -> Ran {
     cdi(fake, &[&["refresh", "--create"], &output[..]].concat())
 }
 
+/// Returns the number of the finding of `cdi check --json` about one device, and its reason.
+pub fn verdict(ran: &Ran) -> (Option<String>, String) {
+    let groups = json_schema::part("cdi-check", &ran.stdout, "groups");
+    let result = &groups[0]["results"][0];
+    assert_eq!(result["usable"] == true, ran.code == Some(0), "{ran:?}");
+    let text = |field: &str| result[field].as_str().map(str::to_owned);
+    (text("finding"), text("why").unwrap_or_default())
+}
+
 /// Runs `cdi check` for the specs in a directory.
 pub fn check_specs(fake: &FakeDriver, dir: &Path) -> Ran {
     cdi(fake, &["check", "--spec-dir", dir.to_str().unwrap()])

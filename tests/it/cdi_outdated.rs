@@ -7,12 +7,10 @@ use std::process::Command;
 
 use cdi_spec::registry;
 use cdi_spec::spec::{ContainerEdits, Spec};
-use serde_json::Value;
 
-use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of};
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, edits_of, verdict};
 use crate::cdi_containers::with_mounts;
 use crate::driver::{FakeDriver, Image, NEEDS};
-use crate::json_schema;
 use crate::support::{HOOK, Ran, assert_says, run, scratch, shell};
 
 tests! {
@@ -62,17 +60,10 @@ impl Scene {
             self.dir.path().to_str().unwrap(),
             format!("nvidia.com/gpu={device}"),
         );
-        let ran = cdi(&self.fake, &["check", "--json", "--spec-dir", dir, &name]);
-        let groups = json_schema::part("cdi-check", &ran.stdout, "groups");
-        let result = &groups[0]["results"][0];
-        let text = |field: &str| result[field].as_str().unwrap_or_default().to_owned();
-        assert_eq!(
-            result["usable"],
-            Value::Bool(ran.code == Some(0)),
-            "{ran:?}"
-        );
-        let number = result["finding"].as_str().map(str::to_owned);
-        (number, text("why"))
+        verdict(&cdi(
+            &self.fake,
+            &["check", "--json", "--spec-dir", dir, &name],
+        ))
     }
 
     /// Starts a container with a device as an engine would, and runs the hook entry of the spec.

@@ -101,32 +101,26 @@ impl Machine {
         );
     }
 
-    /// Runs the checks with the driver root, in a mount namespace that has an empty /run: other tests use the directories of the hook.
+    /// Runs the checks with the driver root.
     fn run_with_root(&self, options: &[&str]) -> Report {
-        let mut command = Command::new("unshare");
-        command
-            .args(PROCESSES)
-            .args(["sh", "-euc", RUN_KIT, "sh"])
-            .arg(self.kit.join("run"));
-        command
-            .arg("--report")
-            .arg(self.dir.path().join("report"))
-            .arg("--root")
-            .arg(&self.fake.root)
-            .args(options);
-        self.report(run(&mut command))
+        let root = self.fake.root.to_str().unwrap();
+        self.run(&[], &[&["--root", root], options].concat())
     }
 
     /// Runs the checks with the driver in `/`.
     fn run_in_root(&self, options: &[&str]) -> Report {
+        let as_host = source("tests/fake-driver/as-host");
+        self.run(&[&as_host, &self.fake.root], options)
+    }
+
+    /// Runs the checks in a mount namespace that has an empty /run: other tests use the directories of the hook.
+    fn run(&self, before: &[&Path], options: &[&str]) -> Report {
         let mut command = Command::new("unshare");
         command
             .args(PROCESSES)
-            .arg(source("tests/fake-driver/as-host"))
-            .arg(&self.fake.root)
+            .args(before)
             .args(["sh", "-euc", RUN_KIT, "sh"])
-            .arg(self.kit.join("run"));
-        command
+            .arg(self.kit.join("run"))
             .arg("--report")
             .arg(self.dir.path().join("report"))
             .args(options);

@@ -15,9 +15,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
 
 use crate::builds::rebuilt;
-use crate::cdi::{GPU_1, MIG_1, edits_of};
+use crate::cdi::{GPU_1, MIG_1, edits_of, verdict};
 use crate::driver::{FakeDriver, NEEDS};
-use crate::json_schema;
 use crate::support::{HOOK, Ran, run, run_with, scratch, shell, unshare, write_file};
 
 tests! {
@@ -278,10 +277,7 @@ impl Host {
             "run",
             "",
         );
-        let groups = json_schema::part("cdi-check", &ran.stdout, "groups");
-        let result = &groups[0]["results"][0];
-        let text = |field: &str| result[field].as_str().map(str::to_owned);
-        (text("finding"), text("why").unwrap_or_default())
+        verdict(&ran)
     }
 
     /// Plans the start of a container for which an engine has applied the device: as `plan` decides, the hook entry does.

@@ -1,7 +1,7 @@
 //! The main use case with a real engine and a real runtime: podman and runc start a container, and the hook sets it up.
 
 use crate::driver::FakeDriver;
-use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
+use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_V1, NEEDS_V2, Podman};
 use crate::support::{assert_says, private_dir, read, write_file};
 
 // The first four also run on old kernels (main.rs).
@@ -12,7 +12,6 @@ tests! {
     NEEDS => one_mig_device_and_no_other, no_request_no_difference, privileged_containers_are_left_their_access, containers_with_a_user_namespace, a_build_that_writes_its_own_icd,
         copies_in_other_containers, what_happened_is_in_the_log, errors_reach_the_user;
     NEEDS_V1 => devices_of_config_json_stay_the_runtimes;
-    NEEDS_CRUN => crun;
     &[] => the_shipped_hook_file_is_the_one_tested;
 }
 
@@ -244,12 +243,6 @@ fn containers_with_a_user_namespace() {
     let podman = Podman::with_image();
     let text = podman.run(Cgroup::AsMounted, &arguments).ok();
     assert_says(&text, &["GPU 1: ", "\n0:0:644\n"]);
-}
-
-fn crun() {
-    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "nvidia-smi", "-L"];
-    let text = Podman::shared().run(Cgroup::WithCrun, &arguments).ok();
-    assert_eq!(text.lines().count(), 1, "{text}");
 }
 
 /// crun does not print the messages of a hook, so the log contains them too.
