@@ -28,7 +28,6 @@ const GLOBAL: &str = "Global options";
 #[command(
     name = "oci-nvidia-hook",
     version,
-    propagate_version = true,
     args_override_self = true,
     arg_required_else_help = false,
     disable_help_subcommand = true,
@@ -73,7 +72,7 @@ pub enum Command {
     /// List the containers that have GPUs now, and their GPU processes
     ///
     /// Prints a row for each running container with GPUs: its GPUs, the number of its processes that use a GPU, the GPU memory of
-    /// these processes, and when it started. It includes containers with GPUs from CDI or a device plugin. The command asks NVML; if
+    /// these processes, and when it started. It includes containers with GPUs from CDI or a device plugin. The command queries NVML; if
     /// that fails, processes and memory are unknown ("-"). Only root can read the records of root's containers.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook ps\n  \
@@ -116,17 +115,27 @@ pub enum Command {
     /// List the driver's files and devices that containers can get
     ///
     /// Prints one path on each line, relative to the driver root, in the order of nvidia-container-cli list; on a terminal with the
-    /// kind of the file. Without any of -d -l -b -i -f and the other options that select, the command lists everything: all devices,
-    /// and also the 32-bit libraries. It asks NVML only if devices are listed. Driver libraries that are not in the program's
+    /// kind of the file. Without an option that selects, the command lists everything, including all devices and the 32-bit libraries. It
+    /// queries NVML only if devices are listed. Driver libraries that are not in the program's
     /// catalog are reported on stderr: containers get them only with NVIDIA_DRIVER_CAPABILITIES=all.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook files --device 0 --binaries --libraries\n  \
                             oci-nvidia-hook files --json")]
+    #[command(
+        mut_arg("mig_config", |arg| arg.hide(true)),
+        mut_arg("mig_monitor", |arg| arg.hide(true)),
+        mut_arg("imex_channels", |arg| arg.hide(true)),
+        mut_arg("no_persistenced", |arg| arg.hide(true)),
+        mut_arg("no_fabricmanager", |arg| arg.hide(true)),
+        mut_arg("no_gsp_firmware", |arg| arg.hide(true)),
+        mut_arg("ipcs", |arg| arg.hide(true)),
+        mut_arg("firmwares", |arg| arg.hide(true))
+    )]
     Files(Files),
     /// Check this host for problems, and print a fix for each
     ///
     /// Prints the problems, errors first, with the checks that found them. One fix for several problems is printed once. With --all,
-    /// the checks that passed and those that could not be performed are printed too. The command does not need root. It asks NVML. It
+    /// the checks that passed and those that could not be performed are printed too. The command does not need root. It queries NVML. It
     /// does not change the host, except that it discards the cached inventory if NVML contradicts it. The exit status is 0 without
     /// problems, 1 with warnings and 3 with errors. oci-nvidia-hook(8) explains each check.
     #[command(after_help = "Examples:\n  \
@@ -137,7 +146,7 @@ pub enum Command {
     Doctor(Doctor),
     /// Show for each engine how its containers get GPUs
     ///
-    /// Prints a table of the hook, CDI specs, the NRI plugin and the device plugin, with the state and the file that decides it. The
+    /// Prints a table of the hook, CDI specs, the NRI plugin and the kubelet plugin, with the state and the file that decides it. The
     /// exit status is 1 if an installed engine neither starts the hook nor gets GPUs from the NRI plugin.
     Status(Output),
     /// Generate, refresh, list and check CDI specs
@@ -147,7 +156,7 @@ pub enum Command {
         disable_help_subcommand = true
     )]
     Cdi(Cdi),
-    /// Load the driver's modules, create its device nodes, ask NVML
+    /// Load the driver's modules, create its device nodes, query NVML
     ///
     /// The next container then does not wait for this. The command must run as root. It prints each action on a line, reports failures on
     /// stderr, and exits with 1 if there are any. It creates the nodes of the given IMEX channels, and of channel 0 if the driver is
@@ -163,7 +172,7 @@ pub enum Command {
     },
     /// Show the versions of the program, the driver and CUDA
     ///
-    /// The command does not ask NVML. It shows the version of CUDA if the inventory of the GPUs is cached.
+    /// The command does not query NVML. It shows the version of CUDA if the inventory of the GPUs is cached.
     Version,
     /// Show this help, or the help of a command
     Help {

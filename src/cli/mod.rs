@@ -315,7 +315,6 @@ mod tests {
                 &["cdi", "check", "--help"],
                 "Usage: oci-nvidia-hook cdi check [OPTIONS] [NAME]...",
             ),
-            (&["prestart", "-V"], "version"),
         ] {
             let text = parsed(args).unwrap_err().to_string();
             assert!(text.contains(usage), "{args:?}: {text}");

@@ -86,7 +86,7 @@ fn other_ways(facts: &Facts, engine: &Engine, status: &EngineStatus) -> String {
         && engine.kind == EngineKind::Crio
         && plugin.idle().is_none()
     {
-        ways += "; the device plugin serves the kubelet";
+        ways += "; the kubelet plugin serves the kubelet";
     }
     ways
 }

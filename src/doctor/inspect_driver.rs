@@ -233,7 +233,7 @@ fn question(
     };
     let who = who.map_err(|_| "the user in config.toml is unknown")?;
     if who == RunAs::Unchanged && root.as_path() != Path::new("/") {
-        return Err("only root can ask NVML below another driver root".to_owned());
+        return Err("only root can run NVML below another driver root".to_owned());
     }
     Ok(NvmlQuery {
         root,

@@ -9,7 +9,7 @@ use plugin_api::status::Idle;
 
 pub(super) fn check(facts: &Facts) -> Check {
     let Some(plugin) = &facts.kubelet_plugin else {
-        return Check::skipped("the device plugin for Kubernetes is not installed");
+        return Check::skipped("the kubelet plugin is not installed");
     };
     if let Some(Ok(Offered {
         driver: Some(driver),
@@ -25,14 +25,14 @@ pub(super) fn check(facts: &Facts) -> Check {
             .filter_map(|path| path.file_name())
             .map(|name| name.display().to_string());
         let served = Served {
-            program: "the device plugin".to_owned(),
+            program: "the kubelet plugin".to_owned(),
             what: names.collect::<Vec<_>>().join(", "),
         };
         return serving(&served, facts.offered.as_ref());
     };
     match idle {
         Idle::Hidden => Check::skipped(idle.to_string()),
-        Idle::NoKubelet => Check::skipped(format!("the device plugin is installed, and {idle}")),
+        Idle::NoKubelet => Check::skipped(format!("the kubelet plugin is installed, and {idle}")),
         Idle::Other(_) => Check::of(
             &catalog::OTHER_PLUGIN,
             format!("{idle}, and ours does not run"),
@@ -40,7 +40,7 @@ pub(super) fn check(facts: &Facts) -> Check {
         ),
         Idle::NotRunning => Check::of(
             &catalog::PLUGIN_NOT_RUNNING,
-            format!("the device plugin is installed, but {idle}"),
+            format!("the kubelet plugin is installed, but {idle}"),
             idle.fix(),
         ),
     }
@@ -99,7 +99,7 @@ fn serving(served: &Served, offered: Option<&Result<Offered, Unanswered>>) -> Ch
     match offered {
         Some(Ok(offered)) => devices(served, offered),
         Some(Err(Unanswered::NotRunning)) | None => Check::skipped(format!(
-            "the kubelet has {what}, and no device plugin answers at its control socket: it was killed, or it runs in a pod, where \
+            "the kubelet has {what}, and no kubelet plugin answers at its control socket: it was killed, or it runs in a pod, where \
              \"oci-nvidia-kubelet-plugin check\" shows the health of the GPUs"
         )),
         Some(Err(error)) => Check::skipped(format!("{program} serves {what}, and {error}")),

@@ -495,20 +495,20 @@ fn cdi_specs_and_kubernetes() {
         "specs" f: f.cdi = view(["a", "b", "c", "d", "e"].map(|name| verdict(name, false, name)).into())
             => "ONH-404: 2 more devices with other problems";
         "kubelet-plugin" f: f.kubelet_plugin = Some(KubeletPlugin { is_visible: true, ..KubeletPlugin::default() })
-            => "skipped: the device plugin is installed, and ";
+            => "skipped: the kubelet plugin is installed, and ";
         "kubelet-plugin" f: f.kubelet_plugin = Some(KubeletPlugin { is_visible: true, has_kubelet: true, ..KubeletPlugin::default() })
             => "ONH-603: ";
         "kubelet-plugin" f: { plugin(f, "x"); let plugin = f.kubelet_plugin.as_mut().unwrap(); plugin.others = plugin.sockets.split_off(0) }
             => "ONH-601: another device plugin serves \"x\"";
-        "kubelet-plugin" f: { plugin(f, "x"); f.offered = None } => "skipped: the kubelet has x, and no device plugin answers";
+        "kubelet-plugin" f: { plugin(f, "x"); f.offered = None } => "skipped: the kubelet has x, and no kubelet plugin answers";
         "kubelet-plugin" f: { plugin(f, "x"); f.offered = Some(Err(Unanswered::NotRunning)) } => "skipped: the kubelet has x, and no ";
-        "kubelet-plugin" f: plugin(f, "x") => "ok: the device plugin serves x, and offers 2 devices as healthy";
+        "kubelet-plugin" f: plugin(f, "x") => "ok: the kubelet plugin serves x, and offers 2 devices as healthy";
         "kubelet-plugin" f: {
             plugin(f, "x");
             let device = &mut f.offered.as_mut().unwrap().as_mut().unwrap().resources[0].devices[0];
             device.gpu = "GPU-1".to_owned();
             device.unhealthy = Some(from_value(json!({"why": "XID 79", "since": "2026-01-02T03:04:05Z"})).unwrap());
-        } => "ONH-606: the device plugin offers 1 of 2 devices as healthy: GPU-1: XID 79 (since 2026-01-02T03:04:05Z)";
+        } => "ONH-606: the kubelet plugin offers 1 of 2 devices as healthy: GPU-1: XID 79 (since 2026-01-02T03:04:05Z)";
         "kubelet-plugin" f: claims(f, OfferedDriver::default()) => "ONH-603: the driver \"\" for claims runs, and the kubelet has not";
         "kubelet-plugin" f: claims(f, OfferedDriver { is_registered: true, problem: Some("NVML".to_owned()), ..OfferedDriver::default() })
             => "ONH-074: claims cannot have a device: NVML";

@@ -138,7 +138,7 @@ impl Process {
         } else {
             format!(
                 "add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}]), have the engine create the nodes \
-                 (CDI, PASS_DEVICE_SPECS=true of the device plugin), or give the host's nodes mode 0666"
+                 (CDI, PASS_DEVICE_SPECS=true of a device plugin), or give the host's nodes mode 0666"
             )
         };
         Some(Finding::new(&catalog::NO_ACCESS, what, fix))

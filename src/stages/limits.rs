@@ -109,7 +109,7 @@ fn refuse_unless_permitted(judgment: Judgment) -> Result<()> {
         Judgment::Denied(minor) => Err(failure(
             &catalog::DENIED,
             format!(
-                "the engine gives the container \"/dev/nvidia{minor}\", and containers may not have this GPU"
+                "the engine gives the container \"/dev/nvidia{minor}\", and [devices] in config.toml denies this GPU"
             ),
             "request another GPU, or change [devices] in config.toml; \"oci-nvidia-hook cdi check\" lists the CDI devices that \
              containers may have",

@@ -50,7 +50,7 @@ pub(crate) fn run(stage: &'static str, config: Option<&Path>) -> ExitCode {
 fn no_longer_exists(stage: &str) -> Failure {
     let fix = match Tree::open(&HostPath::new("/")) {
         Ok(host) => hooks::fix_removed_stage(&host, stage),
-        Err(_) => "remove the hook file that names this stage".to_owned(),
+        Err(_) => "remove the hook file with this stage".to_owned(),
     };
     Failure::new(
         &catalog::COMMAND_LINE,

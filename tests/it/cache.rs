@@ -181,7 +181,7 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
         (gpus::plan(fake, devices), start.elapsed())
     };
     for (fault, says) in [
-        ("hang", "does not answer when it is asked about it"),
+        ("hang", "does not answer queries about it"),
         ("crash", "(SIGABRT)"),
     ] {
         let fake = FakeDriver::new(&["--gpus", "3"]);

@@ -29,11 +29,11 @@ pub fn table(file: &str) -> Value {
     serde_json::from_str(&read(path)).unwrap()
 }
 
-/// Nothing that a user of NVIDIA's stack can write is ignored without a word: docs/toolkit.md has an answer for each name, and the
+/// Nothing that a user of NVIDIA's stack can write is ignored without a word: docs/compatibility.md has an answer for each name, and the
 /// hook knows each variable and key to which the answer is not "no".
 fn each_part_has_an_answer() {
     let parts = table("parts.json");
-    let page = read(source("docs/toolkit.md"));
+    let page = read(source("docs/compatibility.md"));
     let section = page
         .split("\n## Parts of the toolkit\n")
         .nth(1)
@@ -50,8 +50,9 @@ fn each_part_has_an_answer() {
         let row = rows.iter().find(|row| {
             row[0] == group && row[1].split(", ").any(|named| named == format!("`{name}`"))
         });
-        let row =
-            row.unwrap_or_else(|| panic!("docs/toolkit.md has no row for {name:?} of {group:?}"));
+        let row = row.unwrap_or_else(|| {
+            panic!("docs/compatibility.md has no row for {name:?} of {group:?}")
+        });
         assert!(["yes", "different", "no"].contains(&row[2]), "{row:?}");
         assert!(
             row[2] == "yes" || row.get(3).is_some_and(|remark| !remark.is_empty()),

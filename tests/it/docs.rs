@@ -11,7 +11,7 @@ use crate::support::{HOOK, read, run, run_with, scratch, source, write_file};
 
 tests! {
     &[] => findings_are_those_of_the_catalog, tests_that_documents_name_exist, files_and_links_are_there, command_lines_are_understood,
-        keys_of_config_toml_are_known, every_key_is_documented, manifests_are_yaml;
+        keys_of_config_toml_are_known, every_key_is_documented, the_man_page_has_the_texts_of_config_toml, manifests_are_yaml;
 }
 
 /// Returns the files below a directory with this extension or name, and their texts.
@@ -147,10 +147,14 @@ fn module(name: &str) -> Option<String> {
         .find_map(|file| std::fs::read_to_string(file).ok())
 }
 
-/// `module::name` is the start of a test's name, or a module of a library; in docs/security.md, one with tests.
+/// `module::name` is the start of a test's name, or a module of a library; in tests/guarantees.md, one with tests.
 fn tests_that_documents_name_exist() {
     let mut count = 0;
-    for (page, text) in pages() {
+    let guarantees = source("tests/guarantees.md");
+    let text = std::fs::read_to_string(&guarantees).unwrap();
+    let mut pages = pages();
+    pages.push((guarantees, text));
+    for (page, text) in pages {
         for word in quoted(&text) {
             let is_of_name =
                 |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c);
@@ -158,7 +162,7 @@ fn tests_that_documents_name_exist() {
                 continue;
             }
             let is_module = module(word).is_some_and(|text| {
-                text.contains("#[cfg(test)]") || !page.ends_with("security.md")
+                text.contains("#[cfg(test)]") || !page.ends_with("guarantees.md")
             });
             let is_known = is_module || is_test(word);
             assert!(is_known, "{page:?}: there is no test {word:?}");
@@ -293,25 +297,78 @@ fn keys_of_config_toml_are_known() {
     assert!(seen >= 4, "{seen}");
 }
 
-/// Each key of the hook is in the table of docs/configuration.md, in config.toml and in its man page. The device plugin has such a test
-/// for its own.
+/// Each key of the hook is in config.toml. The kubelet plugin has such a test for its own.
 fn every_key_is_documented() {
-    let page = read(source("docs/configuration.md"));
-    let keys = page.split("\n## Keys\n").nth(1).unwrap();
-    let keys = keys.split("\n## ").next().unwrap();
     let shipped = read(source("config/config.toml"));
-    let man = read(source("docs/man/oci-nvidia-hook.toml.5"));
     for key in schema::KEYS {
         if matches!(key.meaning, Meaning::Unused(_)) {
             continue;
         }
         let name = key.name.rsplit('.').next().unwrap();
-        assert!(keys.contains(&format!("`{}`", key.name)), "{}", key.name);
-        assert!(shipped.contains(&format!("#{name} = ")), "{}", key.name);
-        // Without .TP, the key is in the paragraph of the key before it.
-        let entry = format!("\n.TP\n.BR {name} ");
-        assert!(man.contains(&entry), "{}", key.name);
+        assert!(shipped.contains(&format!("\n#{name} = ")), "{}", key.name);
     }
+}
+
+/// Returns the text of a comment as lines of a man page: each sentence begins a new one, with at most 80 columns.
+fn roff(comment: &str) -> String {
+    let (mut page, mut line) = (String::new(), String::new());
+    for word in comment.replace("--", "\\-\\-").split_whitespace() {
+        let is_full = line.len() + 1 + word.len() > 80;
+        if !line.is_empty() && (is_full || line.ends_with('.')) {
+            page = page + &line + "\n";
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line += word;
+    }
+    page + &line + "\n"
+}
+
+/// Returns the sections of the man page for the tables of config.toml. The first block of the file describes the file.
+fn entries_of_the_man_page(shipped: &str) -> String {
+    let mut page = String::new();
+    for block in shipped.split("\n\n").skip(1) {
+        let (mut comment, mut setting) = (String::new(), None);
+        for line in block.lines() {
+            if line.starts_with('[') {
+                page += &format!(".SH {line}\n");
+            } else if let Some(text) = line.strip_prefix("# ") {
+                comment = comment + text + " ";
+            } else if setting.is_none() {
+                setting = line.trim_start_matches('#').split_once(" = ");
+            }
+        }
+        if let Some((key, value)) = setting {
+            let default = match value.trim_matches('"') {
+                _ if comment.contains("Default: ") => "see below",
+                "" => "empty",
+                value => value,
+            };
+            let default = default.replace('"', "\\(dq");
+            page += &format!(".TP\n.BR {key} \" ({default})\"\n");
+        }
+        page += &roff(&comment);
+    }
+    page
+}
+
+/// config.toml is the source of the descriptions of its keys.
+fn the_man_page_has_the_texts_of_config_toml() {
+    let shipped = std::fs::read_to_string(source("config/config.toml")).unwrap();
+    let path = source("docs/man/oci-nvidia-hook.toml.5");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let begin = ".\\\" Generated from config/config.toml: UPDATE_GOLDEN=1 cargo test --test it -- docs::the_man_page\n";
+    let end = ".\\\" End of the generated part\n";
+    let (before, rest) = page.split_once(begin).unwrap();
+    let (found, after) = rest.split_once(end).unwrap();
+    let generated = entries_of_the_man_page(&shipped);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, [before, begin, &generated, end, after].concat()).unwrap();
+        return;
+    }
+    assert_eq!(found, generated, "UPDATE_GOLDEN=1 writes the page");
 }
 
 /// Returns the commands of install.md that remove the packages of this distribution, in their order.

@@ -247,7 +247,10 @@ fn entries_of_nvidias_specs() {
         ran
     };
     let stderr = entry(&limits("deny = [\"1\"]")).failed(1);
-    assert_says(&stderr, &["containers may not have this GPU (ONH-032)"]);
+    assert_says(
+        &stderr,
+        &["[devices] in config.toml denies this GPU (ONH-032)"],
+    );
     let stderr = entry(&limits("deny = [\"H100\"]")).failed(1);
     assert!(stderr.contains("(ONH-005)"), "{stderr}");
     assert_eq!(container.mountinfo(), before);

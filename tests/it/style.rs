@@ -18,7 +18,7 @@ const PATTERNS: &str = "\
     0  0  of ours|theirs|yours
     0  0  of nvidia's|root's|host's .|and|or|is|are|in|on|at|that|which|to
     0  0  of the host's|image's|driver's|engine's|container's|user's|kernel's .|and|or|is|are|in|on|at|that|which|to
-    1  1  somebody|nobody|everybody|anybody|whoever
+    4  1  somebody|nobody|everybody|anybody|whoever
     0  0  not there
     0  0  there is|are none
     0  0  that|which is|are there
@@ -44,7 +44,27 @@ const PATTERNS: &str = "\
     0  0  the other one|ones
     0  0  nevertheless
     0  0  exactly if
-    17 3  so that";
+    17 3  so that
+    2  2  that|which|it|message|messages|hint|doctor|check|log names|named
+    21 4  . also
+    2  0  also .
+    0  0  ask|asks|asked|asking nvml
+    28 18 what the|a|an|it|they
+    14 12 with|in|at|by|for|from|on|of|to which
+    0  2  way|ways
+    2  2  may not
+    5  6  may have
+    4  1  no other|others
+    1  2  at once
+    18 14 gets
+    13 20 gives|given
+    46 18 the same
+    0  0  has|have the reason|reasons
+    69 101 of the pod|pods|node|nodes|daemon|daemons|plugin|driver|gpu|gpus|kubelet
+    31 13 not tested|run|tried|checked
+    0  0  hook user
+    0  0  multiprocessor|multiprocessors
+    0  0  the driver for claims";
 
 /// The most words of a sentence in README.md and docs.
 const LONGEST: usize = 30;

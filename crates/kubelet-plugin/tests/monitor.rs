@@ -618,7 +618,7 @@ fn expect_one_gpu_lost(keys: &str, why: &str) {
         within(3000),
         &[
             "Snapshot",
-            "does not answer when it is asked about this GPU",
+            "does not answer queries about this GPU",
             &uuid(1),
         ],
     );

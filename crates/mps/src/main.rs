@@ -57,7 +57,6 @@ const NOT_POSSIBLE: u8 = 78;
 #[command(
     name = "oci-nvidia-mps",
     version,
-    propagate_version = true,
     disable_help_subcommand = true,
     max_term_width = 80,
     after_help = "Exit status:\n  0 success, 1 failure, 2 invalid command line, 78 the GPU cannot be shared"

@@ -146,10 +146,10 @@ impl fmt::Display for Unanswered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotRunning => f.write_str("the kubelet plugin does not run on this host"),
-            Self::Denied => f.write_str("only root can ask the running device plugin"),
+            Self::Denied => f.write_str("only root can query the running kubelet plugin"),
             Self::Failed(why) => write!(
                 f,
-                "the running device plugin does not report its devices: {why}"
+                "the running kubelet plugin does not report its devices: {why}"
             ),
         }
     }

@@ -32,7 +32,7 @@ pub enum Cdi {
     /// Regenerate the CDI spec if it is out of date
     ///
     /// Without --create, the command does nothing if the spec does not exist. It is meant for boot, udev and package scripts: it
-    /// prints nothing, and asks NVML only if something changed or MIG devices exist. The kernel does not report changes of MIG
+    /// prints nothing, and queries NVML only if something changed or MIG devices exist. The kernel does not report changes of MIG
     /// devices: run this command after nvidia-smi mig.
     Refresh {
         /// Write the spec even if it does not exist yet

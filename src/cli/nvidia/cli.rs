@@ -54,7 +54,7 @@ pub struct ContainerCli {
     /// Ignored: ldconfig is never run
     #[arg(short, long)]
     no_pivot: bool,
-    /// Ask NVML as this user; without a value, as the calling user
+    /// Run NVML as this user; without a value, as the calling user
     #[arg(short, long, value_name = "UID[:GID]", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[arg(value_parser = User::parse)]
     user: Option<User>,

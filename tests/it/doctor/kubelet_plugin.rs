@@ -28,7 +28,7 @@ fn the_answer_of_the_plugin() {
             .unwrap()
             .what
     };
-    assert!(found().contains("no device plugin answers"), "{}", found());
+    assert!(found().contains("no kubelet plugin answers"), "{}", found());
     let listener = UnixListener::bind(socket).unwrap();
     let gpu = r#"{"id": "GPU-1::0", "gpu": "GPU-1", "unhealthy": {"why": "XID 79"}}"#;
     let answer = format!(

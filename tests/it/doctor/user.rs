@@ -47,7 +47,7 @@ fn a_user_sees_less() {
     ));
     let text = text.ok();
     for words in [
-        "only root can ask NVML below another driver root",
+        "only root can run NVML below another driver root",
         "only root can check whether the hook as root can open the GPUs",
     ] {
         assert!(text.contains(words), "{text}");

@@ -117,7 +117,7 @@ pub static SYSTEM: Kind = Kind::new(
     "ONH-001",
     Severity::Error,
     "an operation failed\n\
-     the message names the operation, its object and the error of the kernel\n\
-     check the object that the message names; if nothing is wrong with it, report a bug and attach the file that \
+     the message states the operation, its object and the error of the kernel\n\
+     check the object in the message; if nothing is wrong with it, report a bug and attach the file that \
      `oci-nvidia-hook doctor --bundle report.tar.gz` writes",
 );

@@ -101,7 +101,7 @@ pub async fn check(
                 _ => verdict,
             }
         }
-        Err(Unanswered::NotRunning) => Verdict::fails("no driver for claims runs on this host"),
+        Err(Unanswered::NotRunning) => Verdict::fails("no DRA driver runs on this host"),
         Err(error) => Verdict::of_unanswered(error),
     };
     let document = ClaimsDocument {
@@ -155,7 +155,7 @@ fn refusals(api: &Probe) -> Vec<Finding> {
         if let Some(error) = error {
             // The text of an admission policy or an authorizer says what to do.
             let fix = if error.contains(NO_SLICES) {
-                "use the device plugin on this cluster, or update the cluster and enable resource.k8s.io/v1"
+                "use the device-plugin mode on this cluster, or update the cluster and enable resource.k8s.io/v1"
             } else if error.contains("denied") || error.contains("forbidden") {
                 "give these credentials the right, or name other ones with `--kubeconfig`: see claims.md"
             } else if rustix::process::geteuid().is_root() {
@@ -248,7 +248,7 @@ fn verdict(
         return Verdict::fails(&finding.what);
     }
     let Some(driver) = &running.driver else {
-        return Verdict::fails("the running plugin is not a driver for claims");
+        return Verdict::fails("the running plugin is not in DRA mode");
     };
     if !driver.is_registered {
         let mut why = format!("the kubelet has not registered {:?}", driver.name);

@@ -20,7 +20,6 @@ use crate::settings::options::Options;
 #[command(
     name = "oci-nvidia-kubelet-plugin",
     version,
-    propagate_version = true,
     args_override_self = true,
     arg_required_else_help = false,
     max_term_width = 80,
@@ -75,7 +74,7 @@ pub enum Command {
     },
     /// Give GPUs to containers that request them with a variable, as an NRI plugin of the engine
     ///
-    /// The engine asks about each container that it creates. A container whose variables or mounts request GPUs gets them as CDI devices,
+    /// The engine calls it for each container that it creates. A container whose variables or mounts request GPUs gets them as CDI devices,
     /// by the rules of oci-nvidia-hook. This command is not needed if "run --nri" is running.
     Nri {
         /// The engine

@@ -368,7 +368,7 @@ fn check_programs(path: &Path, kubeconfig: &Kubeconfig) -> Result<()> {
     let is_writable = file.mode() & 0o022 != 0;
     if is_writable || !is_trusted(file.uid()) {
         bail!(
-            "it names a program (exec), and other users than root can write to the file; \
+            "it specifies a program (exec), and other users than root can write to the file; \
              run \"chown root {0}; chmod 600 {0}\"",
             path.display()
         );
@@ -521,7 +521,8 @@ mod tests {
                 .err()
                 .map(|error| format!("{error:#}"))
                 .unwrap_or_default();
-            let refused = error.contains("it names a program (exec), and other users than root");
+            let refused =
+                error.contains("it specifies a program (exec), and other users than root");
             assert_eq!(refused, is_refused, "{user} {mode:o}: {error}");
             assert!(!(is_refused && ran.exists()), "{user} {mode:o}");
         }

@@ -96,7 +96,7 @@ impl OtherPlugins {
             });
         }
         if let Some(path) = &self.driver {
-            let what = format!("a driver for claims with the name {DRIVER:?} answers at {path:?}");
+            let what = format!("a DRA driver with the name {DRIVER:?} answers at {path:?}");
             return Some(Conflict {
                 what,
                 same_resource: false,
@@ -415,8 +415,7 @@ mod tests {
             driver: Some("/r/gpu.sock".into()),
             ..OtherPlugins::default()
         };
-        let expected =
-            "a driver for claims with the name \"gpu.nvidia.com\" answers at \"/r/gpu.sock\"";
+        let expected = "a DRA driver with the name \"gpu.nvidia.com\" answers at \"/r/gpu.sock\"";
         assert_eq!(
             driver
                 .conflict("nvidia.com/h100")

@@ -43,7 +43,7 @@ macro_rules! rows {
 }
 
 const ROWS: [Row; 21] = rows! { |reading|
-    gauge "DCGM_FI_DEV_SM_CLOCK" "Clock of the multiprocessors in MHz" = reading.more()?.sm_clock.map(f64::from);
+    gauge "DCGM_FI_DEV_SM_CLOCK" "Clock of the SMs in MHz" = reading.more()?.sm_clock.map(f64::from);
     gauge "DCGM_FI_DEV_MEM_CLOCK" "Clock of the memory in MHz" = reading.more()?.memory_clock.map(f64::from);
     gauge "DCGM_FI_DEV_MEMORY_TEMP" "Temperature of the memory in degrees Celsius" =
         reading.more()?.memory_temperature.map(float);

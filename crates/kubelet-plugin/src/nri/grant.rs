@@ -197,7 +197,7 @@ fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
     failure(
         &catalog::DENIED,
         what,
-        "try again in a few seconds; if that fails too, the log of the plugin has the reason",
+        "try again in a few seconds; if that fails too, the log of the plugin states the reason",
     )
 }
 

@@ -114,7 +114,7 @@ impl Follower {
 
     fn hold(&mut self, error: anyhow::Error) -> Option<SettingsChange> {
         let error = error.context(
-            "cannot follow a change of config.toml, and the limits of [devices] remain in force",
+            "cannot follow a change of config.toml, and the lists of [devices] remain in force",
         );
         let text = line(&error);
         let is_new = self.held.as_ref() != Some(&text);
@@ -241,7 +241,7 @@ mod tests {
         let mut host = Host::with(&[("config.toml", &deny("1"))]);
         host.write("config.toml", "[devices]\ndeny = [");
         let text = host.settle();
-        let beginning = "held: cannot follow a change of config.toml, and the limits of [devices] remain in force: ";
+        let beginning = "held: cannot follow a change of config.toml, and the lists of [devices] remain in force: ";
         assert!(
             text.starts_with(beginning) && text.contains("config.toml\" line 2: "),
             "{text}"

@@ -267,12 +267,12 @@ fn alerts_over_the_metrics_of_the_plugin() {
     let plugin = || Fires {
         name: "GpuPluginDown",
         labels: json!({"instance": "node-1", "job": "gpu"}),
-        summary: "The device plugin on node-1 does not answer Prometheus".to_owned(),
+        summary: "The kubelet plugin on node-1 does not answer Prometheus".to_owned(),
     };
     let absent = || Fires {
         name: "GpuPluginAbsent",
         labels: json!({}),
-        summary: "Prometheus has no metrics of any device plugin".to_owned(),
+        summary: "Prometheus has no metrics of any kubelet plugin".to_owned(),
     };
     let phase = |series, minutes| Phase { series, minutes };
 

@@ -542,7 +542,7 @@ fn a_device_plugin_waits_for_the_end_of_claims() {
         .unwrap();
     let start = Instant::now();
     let text = || std::fs::read_to_string(&log).unwrap();
-    while !text().contains("a driver for claims with the name \"gpu.nvidia.com\" answers at") {
+    while !text().contains("a DRA driver with the name \"gpu.nvidia.com\" answers at") {
         assert!(start.elapsed() < SOON, "{}", text());
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -804,7 +804,7 @@ fn check_without_the_api() {
         "{stdout}"
     );
     assert!(
-        stdout.contains("hint: use the device plugin on this cluster"),
+        stdout.contains("hint: use the device-plugin mode on this cluster"),
         "{stdout}"
     );
 }
@@ -821,8 +821,7 @@ fn check_without_credentials() {
         "{stdout}"
     );
     // Nothing runs in this test. The device plugin is not what is missing.
-    let verdict =
-        "a pod that requests a GPU would not start: no driver for claims runs on this host";
+    let verdict = "a pod that requests a GPU would not start: no DRA driver runs on this host";
     assert_eq!(stdout.lines().last(), Some(verdict));
 }
 

@@ -252,7 +252,7 @@ fn an_invalid_file_changes_nothing() {
     limited.expect("limits", &[0, 2]);
     limited.configure("[devices]\ndeny = [");
     let error =
-        "cannot follow a change of config.toml, and the limits of [devices] remain in force: ";
+        "cannot follow a change of config.toml, and the lists of [devices] remain in force: ";
     limited.stays("an invalid file", &[0, 2], error);
     let log = limited.node.log();
     assert!(

@@ -105,11 +105,11 @@ impl Gathered {
         };
         let why = match why {
             NoAnswer::System(_) => return false,
-            NoAnswer::Timeout => "NVML does not answer when it is asked about it".to_owned(),
+            NoAnswer::Timeout => "NVML does not answer queries about it".to_owned(),
             NoAnswer::Died(Some(signal)) => {
-                format!("NVML crashes when it is asked about it ({signal})")
+                format!("NVML crashes in queries about it ({signal})")
             }
-            NoAnswer::Died(None) => "NVML ends the process when it is asked about it".to_owned(),
+            NoAnswer::Died(None) => "NVML ends the process in queries about it".to_owned(),
         };
         self.given_up.push(index);
         self.inventory.add_failed(FailedGpu {
@@ -205,7 +205,7 @@ mod tests {
         );
         assert_eq!(
             answer.inventory.failed[0].to_string(),
-            "GPU 1: NVML does not answer when it is asked about it"
+            "GPU 1: NVML does not answer queries about it"
         );
     }
 

@@ -229,7 +229,7 @@ fn select_all<'a>(
             (None, _) => failure(
                 &catalog::NO_DEVICE,
                 format!(
-                    "{asked_by} requests all GPUs, but containers may have no GPU of this host"
+                    "{asked_by} requests all GPUs, but [devices] in config.toml denies every GPU"
                 ),
                 "check allow and deny in the [devices] table of config.toml",
             ),
@@ -300,7 +300,7 @@ fn find<'a>(
 fn denied(name: &str, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
     failure(
         &catalog::DENIED,
-        format!("{asked_by} requests {name:?}, which containers may not have"),
+        format!("{asked_by} requests {name:?}, which [devices] in config.toml denies"),
         match known(asked_by, inventory, limits) {
             Some(known) => format!("{known}, or change [devices] in config.toml"),
             None => "change [devices] in config.toml, which allows no GPU of this host".to_owned(),
@@ -779,7 +779,7 @@ pub(crate) mod tests {
                 assert_eq!((devices.len(), findings.len()), (5, 0), "{deny}");
                 let text = render(&chosen_within("3", &inventory, &limits).unwrap_err());
                 assert!(
-                    text.contains("which containers may not have (ONH-032)")
+                    text.contains("which [devices] in config.toml denies (ONH-032)")
                         && !text.contains("lost"),
                     "{text}"
                 );
@@ -880,7 +880,10 @@ pub(crate) mod tests {
         );
         for asked in ["1", "MIG-20", "2:0"] {
             let text = render(&chosen_within(asked, &inventory(), &limits).unwrap_err());
-            assert!(text.contains("which containers may not have"), "{text}");
+            assert!(
+                text.contains("which [devices] in config.toml denies"),
+                "{text}"
+            );
             let (_, hint) = text.split_once("hint: ").unwrap();
             assert!(
                 hint.starts_with("request one of 0, 2, 2:1, all, none") && !hint.contains("GPU-"),

@@ -201,7 +201,7 @@ fn no_answer(error: NoAnswer, question: &NvmlQuery, gathered: &Gathered) -> anyh
     };
     match error {
         NoAnswer::System(error) => {
-            anyhow::Error::new(error).context("cannot start the process that asks NVML")
+            anyhow::Error::new(error).context("cannot start the NVML process")
         }
         NoAnswer::Timeout => failure(
             &catalog::NVML_TIMEOUT,
@@ -216,9 +216,9 @@ fn no_answer(error: NoAnswer, question: &NvmlQuery, gathered: &Gathered) -> anyh
             &catalog::NVML_DIED,
             match signal {
                 Some(signal) => {
-                    format!("the process that asks NVML was ended by {signal}{suspects}")
+                    format!("the NVML process was killed by {signal}{suspects}")
                 }
-                None => "the process that asks NVML ended without an answer".to_owned(),
+                None => "the NVML process ended without an answer".to_owned(),
             },
             "run \"nvidia-smi\" on the host",
         ),
@@ -262,7 +262,7 @@ pub fn explain_refused(refused: &Unloadable, question: &NvmlQuery) -> anyhow::Er
         ),
         Unloadable::Confine(text) => failure(
             &catalog::NVML_PROCESS,
-            format!("cannot set up the process that asks NVML: {text}"),
+            format!("cannot set up the NVML process: {text}"),
             "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
         ),
     }
@@ -365,8 +365,8 @@ pub fn explain_nvml(
         Code::NO_PERMISSION => (
             &catalog::NVML_PERMISSION,
             match identity {
-                Some(Identity { uid, gid }) => format!("user {uid}, group {gid} may not open the GPUs"),
-                None => "this user may not open the GPUs".to_owned(),
+                Some(Identity { uid, gid }) => format!("user {uid}, group {gid} has no permission to open the GPUs"),
+                None => "this user has no permission to open the GPUs".to_owned(),
             },
             permission_hint(question, identity),
         ),

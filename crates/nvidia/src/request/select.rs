@@ -86,7 +86,7 @@ pub fn refuse_denied(features: Features, config: &Config) -> Result<()> {
     } = feature.row();
     Err(failure(
         &catalog::DENIED,
-        format!("containers may not have the devices of {title}"),
+        format!("[devices] in config.toml denies the devices of {title}"),
         format!(
             "start the container without {variable} and nvidia.com/{name}=all, or remove {name:?} from deny in config.toml"
         ),

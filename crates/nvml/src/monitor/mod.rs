@@ -57,7 +57,7 @@ const MAX_FAILING: Duration = Duration::from_secs(30);
 const REPETITION: Duration = Duration::from_secs(1);
 
 /// Why a GPU is not asked.
-const SKIPPED: &str = "the driver does not answer when it is asked about this GPU";
+const SKIPPED: &str = "the driver does not answer queries about this GPU";
 
 /// Watches the GPUs until the standard input is closed.
 ///
