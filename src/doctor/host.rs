@@ -176,5 +176,6 @@ pub(super) fn groups(facts: &Facts) -> Check {
         }
         _ => "podman run --group-add keep-groups …".to_owned(),
     };
-    Check::of(&catalog::GROUP_NODES, what, fix)
+    // No recipe works without this option.
+    Check::of(&catalog::NODE_ACCESS, what, fix)
 }

@@ -371,7 +371,7 @@ fn device_nodes() {
         "groups" f: { close_nodes(f); log_in(f) }
             => "ONH-211: user tux cannot open \"/dev/nvidiactl\" (root:4321000 0660); as root: groupadd -g 4321000 ";
         "groups" f: { close_nodes(f); log_in(f); f.groups = [GROUP].into() }
-            => "ONH-212: tux can open the device nodes as a member of 4321000, but containers lose this group; podman run --group-add";
+            => "ONH-211: tux can open the device nodes as a member of 4321000, but containers lose this group; podman run --group-add";
         "groups" f: f.driver.nodes.clear() => "skipped: the device nodes are missing";
     }
 }
