@@ -103,7 +103,8 @@ fn generate(
         return Err(failure(
             &catalog::SPEC_EMPTY,
             "this host has no GPU for containers",
-            "list the GPUs with \"oci-nvidia-hook info\"; [devices] in config.toml limits those for containers",
+            "run \"oci-nvidia-hook info\", and check the allow and deny lists of [devices] in config.toml: no spec can be written while \
+             they deny every GPU",
         ));
     }
     let text = format.print(&spec)?;

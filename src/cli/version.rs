@@ -18,7 +18,15 @@ pub(super) fn run(config: Option<&Path>) -> ExitCode {
     )
 }
 
-fn text(Versions { driver, cuda }: &Versions) -> String {
+fn text(versions: &Versions) -> String {
+    let Versions {
+        driver,
+        mismatch,
+        cuda,
+    } = versions;
+    if let Some((module, libraries)) = mismatch {
+        return format!("NVIDIA kernel module {module}, libraries {libraries} (ONH-013)\n");
+    }
     let driver = driver.as_ref().map_or_else(
         || "NVIDIA driver not found\n".to_owned(),
         |v| format!("NVIDIA driver {v}\n"),
@@ -39,6 +47,7 @@ mod tests {
         let known = |driver: Option<&str>, cuda: Option<&str>| {
             text(&Versions {
                 driver: driver.map(str::to_owned),
+                mismatch: None,
                 cuda: cuda.map(str::to_owned),
             })
         };
@@ -51,5 +60,11 @@ mod tests {
             "NVIDIA driver 535.183.01\n"
         );
         assert_eq!(known(None, None), "NVIDIA driver not found\n");
+        let versions = Versions {
+            mismatch: Some(("550.1".to_owned(), "535.1".to_owned())),
+            ..Versions::default()
+        };
+        let both = "NVIDIA kernel module 550.1, libraries 535.1 (ONH-013)\n";
+        assert_eq!(text(&versions), both);
     }
 }

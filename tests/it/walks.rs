@@ -62,6 +62,9 @@ fn an_update_without_a_reboot() {
     let version = fake.root.join("proc/driver/nvidia/version");
     let booted = read(&version);
     write_file(&version, booted.replace("535.183.01", "535.129.03"));
+    let shown = crate::support::run(fake.command().arg("version")).ok();
+    let both = "NVIDIA kernel module 535.129.03, libraries 535.183.01 (ONH-013)\n";
+    assert!(shown.ends_with(both), "{shown}");
     let stderr = container.hook(&fake.config).failed(1);
     assert!(
         stderr.contains("535.129.03") && stderr.contains("535.183.01"),

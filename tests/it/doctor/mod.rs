@@ -236,7 +236,7 @@ fn one_sentence_for_all_names_of_a_library() {
     let root = dir.path();
     let fix = format!(
         "reboot the host if its driver was just updated; otherwise install libcuda.so of driver 535.183.01: \
-         chroot {root:?} zypper install nvidia-compute-G06 (driver 590 and newer: G07)"
+         chroot {root:?} zypper install nvidia-compute-G06"
     );
     assert_eq!(check.fix, fix);
 }

@@ -75,8 +75,9 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                 root.path()
             ),
             format!(
-                "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-G06, for driver 590 and newer -G07; Debian: nvidia-smi), or \
-                 set root in the [nvidia-container-cli] table of config.toml to the directory that contains them"
+                "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-{}; Debian: nvidia-smi), or set root in the \
+                 [nvidia-container-cli] table of config.toml to the directory that contains them",
+                mismatch::generation(module)
             ),
         )),
         (None, _) if facts.platform.is_some() => {

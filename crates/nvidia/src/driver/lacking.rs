@@ -92,7 +92,7 @@ pub fn finding(kind: &'static Kind, search: &Search<'_>, lacking: &[Lacking]) ->
     let (what, fix) = match search.kind {
         DriverKind::Linux => (
             packages::lacking_in_words(search.root, lacking),
-            packages::commands(search.root, lacking),
+            packages::commands(search.root, lacking, search.version),
         ),
         DriverKind::Wsl => (
             packages::lacking_in_windows(lacking),

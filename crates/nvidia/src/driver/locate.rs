@@ -103,7 +103,7 @@ fn find(
         };
         let is_known = passed.iter().any(|passed| passed.name == row.name);
         match libraries.iter().find(|library| library.name == row.name) {
-            Some(library) => require_whole(root, library, capability)?,
+            Some(library) => require_whole(search, library, capability)?,
             None if missing == IfMissing::LeaveOut && !is_known => {
                 left_out.push(lacking::of_row(capability, row));
             }
@@ -238,7 +238,8 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
 }
 
 /// Checks that a file is a whole library: with an empty one, programs would start and find no GPU.
-fn require_whole(root: &Tree, library: &Library, capability: Capability) -> Result<()> {
+fn require_whole(search: &Search<'_>, library: &Library, capability: Capability) -> Result<()> {
+    let Search { root, version, .. } = *search;
     // A file that cannot be read here fails where it is mounted.
     let Ok((mut file, stat)) = open_host_file(library.source.as_path()) else {
         root.note_unrecorded();
@@ -254,7 +255,7 @@ fn require_whole(root: &Tree, library: &Library, capability: Capability) -> Resu
     let Some(fault) = elf::fault(&header, size, library.arch) else {
         return Ok(());
     };
-    let fix = match packages::install(root, capability) {
+    let fix = match packages::install(root, capability, version) {
         Some(command) => {
             format!("check the free space of the disk, and install the package again: {command}")
         }
@@ -286,7 +287,7 @@ fn missing_library(
         what.push_str("; ");
         what.push_str(&finding.what);
     }
-    let command = packages::install(root, capability);
+    let command = packages::install(root, capability, version);
     // ldconfig does not help if the library is there in another version.
     if let Some(other) = passed.iter().find(|passed| passed.exists) {
         let mut install = format!("install {}.so of driver {version}", row.name);
@@ -299,7 +300,9 @@ fn missing_library(
     // A library that was installed without ldconfig is missing in the linker cache only.
     let ldconfig = packages::ldconfig(root);
     let fix = match command {
-        Some(command) => format!("{command}; if it is installed, {ldconfig}"),
+        // An update of a snapshot, and a package that the command only mentions, come before the linker cache.
+        Some(command) if command.contains(" # ") || command.contains("transactional") => command,
+        Some(command) => format!("{command} && {ldconfig}"),
         None => format!(
             "install the driver's libraries of the same version as its kernel module; then {ldconfig}"
         ),

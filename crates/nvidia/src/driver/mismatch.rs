@@ -58,11 +58,23 @@ pub fn compare(a: &str, b: &str) -> Ordering {
     numbers(a).cmp(&numbers(b))
 }
 
+/// Returns the generation of openSUSE's packages for a version of the driver.
+#[must_use]
+pub fn generation(version: &str) -> &'static str {
+    let series = version.split('.').next().unwrap_or_default();
+    if series.parse::<u32>().is_ok_and(|series| series >= 590) {
+        "G07"
+    } else {
+        "G06"
+    }
+}
+
 /// Returns the fix if the loaded kernel module has the version `module`, and all libraries have the version `libraries`.
 #[must_use]
 pub fn of_all(system: SystemKind, module: &str, libraries: &str) -> String {
     let install = format!(
-        "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-G06, for driver 590 and newer -G07; Debian: nvidia-smi)"
+        "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-{}; Debian: nvidia-smi)",
+        generation(module)
     );
     match (system, compare(libraries, module)) {
         (SystemKind::Container, _) => {

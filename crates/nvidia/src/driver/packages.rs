@@ -5,6 +5,7 @@ use std::path::Path;
 
 use base::tree::Tree;
 
+use super::mismatch::{SystemKind, generation};
 use crate::capability::Capability;
 
 /// What to do on WSL 2 if a part of the driver is missing.
@@ -68,64 +69,86 @@ pub fn distribution_of(root: &Tree) -> Distribution {
 }
 
 impl Distribution {
-    /// Returns the command that installs the libraries of a capability, if it is known.
-    #[must_use]
-    pub const fn package(self, capability: Capability) -> Option<&'static str> {
+    /// Returns the packages with the libraries of a capability, if they are known. `GENERATION` stands for the generation of the driver in the
+    /// names of openSUSE, and `SERIES` for the first number of its version in the names of Ubuntu.
+    const fn packages(self, capability: Capability) -> Option<&'static str> {
         match (self, capability) {
-            (Self::Suse, Capability::Utility) => {
-                Some("zypper install nvidia-compute-utils-G06 (driver 590 and newer: G07)")
-            }
-            (Self::Suse, Capability::Compute) => {
-                Some("zypper install nvidia-compute-G06 (driver 590 and newer: G07)")
-            }
+            (Self::Suse, Capability::Utility) => Some("nvidia-compute-utils-GENERATION"),
+            (Self::Suse, Capability::Compute) => Some("nvidia-compute-GENERATION"),
             (Self::Suse, Capability::Graphics | Capability::Display | Capability::Ngx) => {
-                Some("zypper install nvidia-gl-G06 (driver 590 and newer: G07)")
+                Some("nvidia-gl-GENERATION")
             }
-            (Self::Suse, Capability::Video) => {
-                Some("zypper install nvidia-video-G06 (driver 590 and newer: G07)")
-            }
-            (Self::Debian, Capability::Utility) => Some("apt install nvidia-smi"),
-            (Self::Debian, Capability::Compute) => Some("apt install libcuda1"),
+            (Self::Suse, Capability::Video) => Some("nvidia-video-GENERATION"),
+            (Self::Debian, Capability::Utility) => Some("nvidia-smi"),
+            (Self::Debian, Capability::Compute) => Some("libcuda1"),
             (Self::Debian, Capability::Graphics | Capability::Display) => {
-                Some("apt install nvidia-driver-libs")
+                Some("nvidia-driver-libs")
             }
-            (Self::Debian, Capability::Video) => Some("apt install libnvcuvid1 libnvidia-encode1"),
-            (Self::Ubuntu, Capability::Compute) => {
-                Some("apt install libnvidia-compute-SERIES, with the driver's series")
+            (Self::Debian, Capability::Video) => Some("libnvcuvid1 libnvidia-encode1"),
+            (Self::Ubuntu, Capability::Compute) => Some("libnvidia-compute-SERIES"),
+            (Self::Fedora, Capability::Compute | Capability::Utility) => {
+                Some("xorg-x11-drv-nvidia-cuda # NVIDIA's repository: nvidia-driver-cuda")
             }
-            (Self::Fedora, Capability::Compute | Capability::Utility) => Some(
-                "dnf install xorg-x11-drv-nvidia-cuda (RPM Fusion), or nvidia-driver-cuda (NVIDIA)",
-            ),
             _ => None,
         }
     }
 
-    /// Returns the command that installs the programs of MPS, if it is known.
-    #[must_use]
-    pub const fn package_of_mps(self) -> Option<&'static str> {
+    /// Returns the packages with the programs of MPS, if they are known.
+    const fn packages_of_mps(self) -> Option<&'static str> {
         match self {
-            Self::Suse => {
-                Some("zypper install nvidia-compute-utils-G06 (driver 590 and newer: G07)")
-            }
-            Self::Debian => Some("apt install nvidia-cuda-mps"),
-            Self::Ubuntu => {
-                Some("apt install nvidia-compute-utils-SERIES, with the driver's series")
-            }
-            Self::Fedora => self.package(Capability::Compute),
+            Self::Suse => Some("nvidia-compute-utils-GENERATION"),
+            Self::Debian => Some("nvidia-cuda-mps"),
+            Self::Ubuntu => Some("nvidia-compute-utils-SERIES"),
+            Self::Fedora => self.packages(Capability::Compute),
             Self::Other => None,
         }
     }
+
+    /// Returns the command that installs these packages for the driver of a version, which is empty if it is unknown.
+    fn command(self, system: SystemKind, packages: &str, version: &str) -> String {
+        let install = match (self, system) {
+            (Self::Suse, SystemKind::Transactional) => "transactional-update pkg install",
+            (Self::Suse, _) => "zypper install",
+            (Self::Fedora, _) => "dnf install",
+            (Self::Debian | Self::Ubuntu | Self::Other, _) => "apt install",
+        };
+        let series = version.split('.').next().unwrap_or_default();
+        let names = packages.replace("GENERATION", generation(version));
+        if !series.is_empty() {
+            return format!("{install} {}", names.replace("SERIES", series));
+        }
+        // A shell ignores what follows the mark.
+        let remark = match self {
+            Self::Suse => " # driver 590 and newer: G07",
+            Self::Ubuntu => " # SERIES: the first number of the driver's version",
+            Self::Debian | Self::Fedora | Self::Other => "",
+        };
+        format!("{install} {names}{remark}")
+    }
 }
 
-/// Returns the command that installs the libraries of a capability in this driver root, if it is known. In another root than `/`, the
-/// package belongs to the distribution of the driver root: on the host, the command would install a second driver.
-#[must_use]
-pub fn install(root: &Tree, capability: Capability) -> Option<String> {
-    let command = distribution_of(root).package(capability)?;
-    Some(match root.path().as_path() {
-        path if path == Path::new("/") => command.to_owned(),
+/// Returns the command that installs packages in this driver root. In another root than `/`, the package belongs to the distribution of the
+/// driver root: on the host, the command would install a second driver.
+fn install_packages(root: &Tree, packages: &str, version: &str) -> String {
+    let command = distribution_of(root).command(SystemKind::of(root), packages, version);
+    match root.path().as_path() {
+        path if path == Path::new("/") => command,
         path => format!("chroot {path:?} {command}"),
-    })
+    }
+}
+
+/// Returns the command that installs the libraries of a capability in this driver root, for the driver of a version, if the package is known.
+#[must_use]
+pub fn install(root: &Tree, capability: Capability, version: &str) -> Option<String> {
+    let packages = distribution_of(root).packages(capability)?;
+    Some(install_packages(root, packages, version))
+}
+
+/// Returns the command that installs the programs of MPS in this driver root, if the package is known.
+#[must_use]
+pub fn install_mps(root: &Tree, version: &str) -> Option<String> {
+    let packages = distribution_of(root).packages_of_mps()?;
+    Some(install_packages(root, packages, version))
 }
 
 /// Returns the command that creates the linker cache of this driver root again.
@@ -137,15 +160,18 @@ pub fn ldconfig(root: &Tree) -> String {
     }
 }
 
-/// Returns the commands for several capabilities, each once, or a general hint if no package is known.
-pub(super) fn commands(root: &Tree, lacking: &[Lacking]) -> String {
+/// Returns the command that installs the packages of several capabilities, or a general hint if no package is known.
+pub(super) fn commands(root: &Tree, lacking: &[Lacking], version: &str) -> String {
     const GENERAL: &str =
         "reinstall the driver with all libraries, in the version of its kernel module";
-    let mut commands = BTreeSet::new();
+    let mut packages = BTreeSet::new();
     for Lacking { capability, .. } in lacking {
-        commands.insert(install(root, *capability).unwrap_or_else(|| GENERAL.to_owned()));
+        packages.extend(distribution_of(root).packages(*capability));
     }
-    Vec::from_iter(commands).join("; ")
+    if packages.is_empty() {
+        return GENERAL.to_owned();
+    }
+    install_packages(root, &Vec::from_iter(packages).join(" "), version)
 }
 
 /// Returns a message such as `the libraries of the driver capability "graphics" are missing below "/": libnvidia-glcore.so`.
@@ -198,34 +224,43 @@ mod tests {
     fn the_distribution_is_that_of_the_driver_root() {
         let dir = tempfile::tempdir().unwrap();
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-        assert_eq!(install(&root, Capability::Compute), None);
-        let lacking = |capability| Lacking {
-            capability,
-            libraries: Vec::new(),
-        };
+        assert_eq!(install(&root, Capability::Compute, "535.1"), None);
         assert_eq!(ldconfig(&root), format!("ldconfig -r {:?}", dir.path()));
-        std::fs::create_dir(dir.path().join("etc")).unwrap();
-        for (id, command) in [
-            ("debian", "apt install libcuda1"),
+        std::fs::create_dir_all(dir.path().join("etc")).unwrap();
+        for (id, version, command) in [
+            ("debian", "535.1", "apt install libcuda1"),
+            ("ubuntu", "580.1", "apt install libnvidia-compute-580"),
             (
                 "opensuse-leap",
-                "zypper install nvidia-compute-G06 (driver 590 and newer: G07)",
+                "580.1",
+                "zypper install nvidia-compute-G06",
+            ),
+            (
+                "opensuse-leap",
+                "590.1",
+                "zypper install nvidia-compute-G07",
+            ),
+            (
+                "opensuse-leap",
+                "",
+                "zypper install nvidia-compute-G06 # driver 590 and newer: G07",
             ),
         ] {
             std::fs::write(dir.path().join("etc/os-release"), format!("ID=\"{id}\"\n")).unwrap();
             let expected = format!("chroot {:?} {command}", dir.path());
-            assert_eq!(install(&root, Capability::Compute), Some(expected.clone()));
-            assert_eq!(
-                commands(&root, &[Capability::Compute; 2].map(lacking)),
-                expected
-            );
+            assert_eq!(install(&root, Capability::Compute, version), Some(expected));
         }
-        let commands = commands(
-            &root,
-            &[Capability::Compute, Capability::Compat32].map(lacking),
-        );
-        assert!(commands.ends_with(
-            "; reinstall the driver with all libraries, in the version of its kernel module"
-        ));
+        std::fs::create_dir_all(dir.path().join("usr/sbin")).unwrap();
+        std::fs::write(dir.path().join("usr/sbin/transactional-update"), "").unwrap();
+        let lacking = |capability| Lacking {
+            capability,
+            libraries: Vec::new(),
+        };
+        let several = [Capability::Compute, Capability::Video, Capability::Compat32];
+        let command = commands(&root, &several.map(lacking), "535.1");
+        let expected = "transactional-update pkg install nvidia-compute-G06 nvidia-video-G06";
+        assert_eq!(command, format!("chroot {:?} {expected}", dir.path()));
+        let unknown = commands(&root, &[lacking(Capability::Compat32)], "535.1");
+        assert!(unknown.starts_with("reinstall the driver"), "{unknown}");
     }
 }

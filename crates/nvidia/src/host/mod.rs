@@ -136,6 +136,8 @@ pub fn check_directories(config: &Config, features: Features) -> Result<()> {
 pub struct Versions {
     /// Of the loaded kernel module or, if none is loaded, of the installed libraries.
     pub driver: Option<String>,
+    /// Of the loaded kernel module and of the installed libraries, if they differ
+    pub mismatch: Option<(String, String)>,
     /// The newest CUDA version that the driver supports, if the inventory is cached.
     pub cuda: Option<String>,
 }
@@ -144,12 +146,23 @@ pub struct Versions {
 #[must_use]
 pub fn versions(config: &Config) -> Versions {
     let Ok(driver) = Driver::find(config) else {
-        return Versions::default();
+        return Versions {
+            mismatch: mismatch(config),
+            ..Versions::default()
+        };
     };
     Versions {
         driver: driver.version(),
+        mismatch: None,
         cuda: driver.cached().map(|cached| cached.cuda_version),
     }
+}
+
+/// Returns the versions of the loaded kernel module and of the libraries, if both exist. A driver is found only if they are equal.
+fn mismatch(config: &Config) -> Option<(String, String)> {
+    let parts = DriverParts::below(Roots::open(config).ok()?, config);
+    let libraries = crate::driver::diagnosis::version_of_libraries(&parts.search(config))?;
+    Some((parts.module?, libraries))
 }
 
 /// Asks NVML which processes use each GPU of this host. The program must have only one thread, because a child is forked.

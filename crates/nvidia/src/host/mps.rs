@@ -93,7 +93,7 @@ impl Host {
 
     fn missing_program(&self, name: &str) -> anyhow::Error {
         let root = &self.roots().driver;
-        let hint = match packages::distribution_of(root).package_of_mps() {
+        let hint = match packages::install_mps(root, self.search().version) {
             Some(command) => format!("install it: {command}"),
             None => "install the package of the driver that contains it".to_owned(),
         };

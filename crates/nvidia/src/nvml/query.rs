@@ -263,7 +263,11 @@ pub fn explain_refused(refused: &Unloadable, question: &NvmlQuery) -> anyhow::Er
         Unloadable::Confine(text) => failure(
             &catalog::NVML_PROCESS,
             format!("cannot set up the NVML process: {text}"),
-            "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
+            if rustix::process::geteuid().is_root() {
+                "check user and root in the [nvidia-container-cli] table of config.toml"
+            } else {
+                "run the command as root, for example with sudo"
+            },
         ),
     }
 }
