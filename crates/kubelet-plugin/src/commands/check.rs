@@ -308,15 +308,29 @@ impl ResourceEntry {
             let text = "  the kubelet has no connection to the running plugin for this resource";
             lines.push(Line::new(text));
         }
+        let mut shown = BTreeSet::new();
         for device in &self.devices {
-            lines.push(device.line());
+            let has_same_reason = |other: &&DeviceEntry| other.reason() == device.reason();
+            let others = match device.why {
+                None => 0,
+                // The line of the first device with this reason counts it.
+                Some(_) if !shown.insert(device.reason()) => continue,
+                Some(_) => self.devices.iter().filter(has_same_reason).count() - 1,
+            };
+            lines.push(device.line(others));
         }
         lines
     }
 }
 
 impl DeviceEntry {
-    fn line(&self) -> Line {
+    /// Returns why the device cannot be allocated, and since when.
+    fn reason(&self) -> (Option<&str>, Option<&str>) {
+        (self.why.as_deref(), self.since.as_deref())
+    }
+
+    /// Returns the line of the device, and of so many others with the same reason.
+    fn line(&self, others: usize) -> Line {
         let tone = if self.health == HEALTHY {
             Tone::Good
         } else {
@@ -332,7 +346,11 @@ impl DeviceEntry {
         if let Some(since) = &self.since {
             details += &format!(" (since {})", one_line(since));
         }
-        let line = Line::new(format!("  {} ", self.id));
+        let more = match others {
+            0 => String::new(),
+            others => format!("and {others} more "),
+        };
+        let line = Line::new(format!("  {} {more}", self.id));
         line.then(tone, self.health.to_ascii_lowercase())
             .then(Tone::Plain, details)
     }

@@ -11,9 +11,12 @@ use crate::nri::engine;
 use crate::nri::session::Identity;
 use crate::settings::options::Options;
 
+/// The heading of the options that all commands have, after the options of the command.
+const GLOBAL: &str = "Global options";
+
 /// Offers the NVIDIA GPUs of this node to Kubernetes
 ///
-/// The kubelet's device plugin for nvidia.com/gpu. It reports the GPUs, MIG devices and their health, and answers the kubelet's requests
+/// The kubelet plugin for nvidia.com/gpu. It reports the GPUs, MIG devices and their health, and answers the kubelet's requests
 /// so the engine creates the device nodes and oci-nvidia-hook adds the driver's files, or, with CDI, the engine adds both. run and check
 /// also accept the options, variables and configuration file of NVIDIA's device plugin.
 #[derive(Debug, Parser)]
@@ -29,12 +32,13 @@ use crate::settings::options::Options;
 )]
 pub struct Cli {
     /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = GLOBAL)]
     pub config: Option<PathBuf>,
     /// Use colors: auto (on a terminal), always or never
     #[arg(
         long,
         global = true,
+        help_heading = GLOBAL,
         value_name = "WHEN",
         value_enum,
         default_value_t,
@@ -42,7 +46,7 @@ pub struct Cli {
     )]
     pub color: Color,
     /// Log to stderr which files are read, each report of the driver, and each request of the kubelet
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     pub debug: bool,
     /// The command to run
     #[command(subcommand)]
@@ -55,6 +59,10 @@ pub enum Command {
     /// Register with the kubelet and serve until the process is stopped
     ///
     /// On SIGUSR1 the plugin releases the driver, which can then be replaced. On SIGUSR2 it uses the driver again.
+    #[command(after_help = "Examples:\n  \
+                            oci-nvidia-kubelet-plugin run --replicas 4\n  \
+                            oci-nvidia-kubelet-plugin run --interface dra\n  \
+                            oci-nvidia-kubelet-plugin run --nri --metrics-address :2112")]
     Run {
         /// The settings
         #[command(flatten)]
@@ -76,6 +84,7 @@ pub enum Command {
     ///
     /// The engine calls it for each container that it creates. A container whose variables or mounts request GPUs gets them as CDI devices,
     /// by the rules of oci-nvidia-hook. This command is not needed if "run --nri" is running.
+    #[command(after_help = "Example:\n  oci-nvidia-kubelet-plugin nri")]
     Nri {
         /// The engine
         #[command(flatten)]
@@ -91,6 +100,9 @@ pub enum Command {
     ///
     /// If the plugin runs, the health is the one that it reports to the kubelet. Exit status: 0 if all devices can be allocated, 1 if one
     /// cannot or a setting has no effect, 3 if the node has GPUs and none can be allocated.
+    #[command(after_help = "Examples:\n  \
+                            oci-nvidia-kubelet-plugin check\n  \
+                            oci-nvidia-kubelet-plugin check --interface dra")]
     Check {
         /// The settings
         #[command(flatten)]

@@ -104,53 +104,53 @@ macro_rules! settings {
 }
 
 settings! {
-    /// How the kubelet learns of the GPUs: device-plugin, or dra for claims
+    /// How the kubelet learns of the GPUs: device-plugin, or dra for claims [default: device-plugin]
     "interface" NAME Text interface: Interface = Interface::DevicePlugin, word;
-    /// The name of the driver, for dra
+    /// The name of the driver [default: gpu.nvidia.com]
     "driver-name" NAME Text driver_name: String = "gpu.nvidia.com".to_owned(), driver_name;
-    /// The taint of a device that does not work, for dra: NoSchedule, NoExecute or None
+    /// The taint of a device that does not work: NoSchedule, NoExecute or None [default: NoSchedule]
     "taint-effect" EFFECT Text taint_effect: TaintEffect = TaintEffect::NoSchedule, word;
-    /// The credentials for the API server, for dra. Without it, the kubelet's credentials
+    /// The credentials for the API server [default: the kubelet's]
     "kubeconfig" FILE Text kubeconfig: Option<PathBuf> = None, optional_path;
-    /// The name of the node, for dra. Without it, the name in the credentials
+    /// The name of the node [default: the name in the credentials]
     "node-name" NAME Text node_name: Option<String> = None, optional_text;
-    /// How many containers may share a device
+    /// How many containers may share a device [default: 1]
     "replicas" N Number replicas: u32 = 1, replicas;
-    /// How containers share a device: time-slicing or mps
+    /// How containers share a device: time-slicing or mps [default: time-slicing]
     "sharing" STRATEGY Text sharing: SharingStrategy = SharingStrategy::TimeSlicing, word;
     /// A resource for GPUs of a model: name=NAME,model=PATTERN[,replicas=N]. May be repeated
     "resources" ROW Rows resources: Vec<ResourceRow> = Vec::new(), rows;
-    /// The prefix of the resources that --resources does not name
+    /// The prefix of all other resources [default: nvidia.com]
     "resource-prefix" PREFIX Text resource_prefix: String = "nvidia.com".to_owned(), prefix;
-    /// How MIG devices are offered: none, single or mixed
+    /// How MIG devices are offered: none, single or mixed [default: mixed]
     "mig-strategy" STRATEGY Text mig_strategy: MigStrategy = MigStrategy::Mixed, word;
-    /// Which replicas containers get first: distributed or packed
+    /// Which replicas containers get first: distributed or packed [default: distributed]
     "allocation" ORDER Text allocation: Allocation = Allocation::Distributed, word;
-    /// Seconds without an error after which a repaired GPU is offered again
+    /// Seconds without an error after which a repaired GPU is offered again [default: 60]
     "quiet-period" SECONDS Number quiet_period: Duration = Duration::from_secs(60), seconds;
-    /// XIDs that are errors of an application, separated by commas
+    /// XIDs that are errors of an application, separated by commas [default: see config.toml]
     "ignored-xids" XIDS Numbers ignored_xids: Vec<u32> = xids::IGNORED.to_vec(), numbers;
-    /// Seconds to wait for one call of NVML
+    /// Seconds to wait for one call of NVML [default: 10]
     "nvml-timeout" SECONDS Number nvml_timeout: Duration = Duration::from_secs(10), seconds;
-    /// How containers get their devices: envvar, volume-mounts, cdi-cri, cdi-annotations, host-path, separated by commas
+    /// How containers get their devices: envvar, volume-mounts, cdi-cri, cdi-annotations, host-path, separated by commas [default: depends on the engine]
     "device-list-strategy" STRATEGIES Texts device_list_strategy: Vec<DeviceListStrategy> = Vec::new(), strategies;
-    /// How the devices are named for the hook: uuid or index
+    /// The names of the devices for the hook: uuid or index [default: uuid]
     "device-id-strategy" STRATEGY Text device_id_strategy: DeviceIdStrategy = DeviceIdStrategy::Uuid, word;
-    /// Whether the engine creates the device nodes, with envvar and volume-mounts: true or false
+    /// Whether the engine creates the device nodes, with envvar and volume-mounts: true or false [default: true]
     "pass-device-specs" BOOL Bool pass_device_specs: bool = true, truth;
-    /// Devices that containers get with their GPUs: gds, mofed, gdrcopy, nvswitch, separated by commas
+    /// Devices that containers get with their GPUs: gds, mofed, gdrcopy, nvswitch, separated by commas [default: none]
     "extra-devices" NAMES Texts extra_devices: Features = Features::EMPTY, features;
-    /// The directory that host-path mounts at /usr/local/nvidia
+    /// The directory that host-path mounts at /usr/local/nvidia [default: /home/kubernetes/bin/nvidia]
     "host-path" DIR Text host_path: PathBuf = PathBuf::from("/home/kubernetes/bin/nvidia"), absolute;
-    /// GKE's configuration file, for host-path
+    /// GKE's configuration file, for host-path [default: /etc/nvidia/gpu_config.json]
     "gpu-config" FILE Text gpu_config: PathBuf = PathBuf::from("/etc/nvidia/gpu_config.json"), absolute;
-    /// Serve metrics at this address, such as 127.0.0.1:2112 or :2112. An empty value has no effect
+    /// Serve metrics at this address, such as 127.0.0.1:2112 or :2112 [default: none]
     "metrics-address" ADDRESS Text metrics_address: Option<SocketAddr> = None, address;
-    /// The names of the metrics of GPUs: gke, dcgm, dcgm-per-container, separated by commas
+    /// The names of the metrics of GPUs: gke, dcgm, dcgm-per-container, separated by commas [default: gke]
     "metrics-names" NAMES Texts metrics_names: Vec<MetricsNames> = vec![MetricsNames::Gke], metrics_names;
-    /// Whether labels for Node Feature Discovery are written: auto, true or false
+    /// Whether labels for Node Feature Discovery are written: auto, true or false [default: auto]
     "labels" WHEN Switch labels: Option<bool> = None, switch;
-    /// The directory for the file with the labels
+    /// The directory for the file with the labels [default: /etc/kubernetes/node-feature-discovery/features.d]
     "labels-dir" DIR Text labels_dir: PathBuf = PathBuf::from("/etc/kubernetes/node-feature-discovery/features.d"), absolute;
 }
 
@@ -161,11 +161,27 @@ pub(super) fn find(name: &str) -> Option<&'static Setting> {
 }
 
 impl Setting {
+    /// Returns the heading above the option in the help.
+    fn heading(&self) -> &'static str {
+        match self.name {
+            "driver-name" | "taint-effect" | "kubeconfig" | "node-name" => "DRA mode",
+            "replicas" | "sharing" | "allocation" => "Sharing",
+            "device-list-strategy"
+            | "device-id-strategy"
+            | "pass-device-specs"
+            | "host-path"
+            | "gpu-config" => "Containers",
+            "metrics-address" | "metrics-names" | "labels" | "labels-dir" => "Metrics and labels",
+            _ => "Devices",
+        }
+    }
+
     /// Returns the option. Of an option that is repeated, the last value applies, or all of a list.
     pub(super) fn option(&self) -> Arg {
         let arg = Arg::new(self.name)
             .long(self.name)
             .value_name(self.value)
+            .help_heading(self.heading())
             .help(self.help.trim());
         match self.kind {
             ValueType::Bool => arg
