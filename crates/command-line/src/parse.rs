@@ -59,7 +59,7 @@ fn invalid(error: &clap::Error, path: &str) -> anyhow::Error {
     failure(&catalog::COMMAND_LINE, what, hint)
 }
 
-/// Also replaces the quotes of clap, 'x', with the double quotes of all other messages. An apostrophe is between two letters.
+/// The quotes of clap, 'x', become the double quotes of all other messages. An apostrophe is between two letters.
 fn on_one_line(text: &str) -> String {
     let words: Vec<_> = text.split_whitespace().collect();
     double_quoted(&words.join(" "))
