@@ -480,7 +480,7 @@ const GUIDE: [(&str, i32, &str); 37] = rows! {
     "nvidia-ctk --version", 0, "nvidia-ctk version ";
     "nvidia-ctk -v", 0, "nvidia-ctk version ";
     "nvidia-ctk", 2, "a command is missing";
-    "nvidia-ctk hok", 2, "nvidia-ctk: invalid command line: unknown command \"hok\"";
+    "nvidia-ctk hok", 2, "nvidia-ctk: invalid command line: unrecognized subcommand \"hok\"";
     "nvidia-ctk cdi", 2, "a command is missing";
     "nvidia-ctk system", 2, "a command is missing";
     "nvidia-ctk --help", 0, "config";

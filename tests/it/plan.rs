@@ -109,7 +109,7 @@ fn nothing_to_plan() {
         );
     }
     let stderr = run(Command::new(HOOK).arg("plan").env_clear()).failed(2);
-    assert_says(&stderr, &["CONTAINER or - is missing (ONH-002)\nhint: "]);
+    assert_says(&stderr, &["not provided: <CONTAINER|-> (ONH-002)\nhint: "]);
     for stdin in ["hello", "3", "{}", r#"{"id":"c"}"#, r#"{"process":"#] {
         let ran = plan(&[], stdin);
         let text = &ran.stdout;

@@ -254,8 +254,8 @@ fn with_a_user_namespace(cgroup: Cgroup) {
          \"$@\" $start -d --name u1 -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why u1; \
          stat -c '%u:%g %a' /run/oci-nvidia-hook/containers/*.json; \"$@\" rm -f -t 0 u1 >/dev/null 2>&1 || true; echo ---; \
          \"$@\" $start --rm --name u2 -v '{}':/usr/lib/x86_64-linux-gnu/libcuda.so \
-             -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true 2>/dev/null && exit 1; \
-         {HOOK} why u2",
+             -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true 2>/run/u2 && exit 1; \
+         {HOOK} why u2 || {{ cat /run/u2; exit 1; }}",
         podman.dir.path().join("old").display()
     );
     let text = podman.shell(cgroup, &script).ok();

@@ -606,14 +606,6 @@ fn a_pipe_gets_the_same_lines() {
         let piped = shell!("env -i PATH=\"$PATH\" {hook} || true");
         assert_eq!(without_color(&screen), piped, "{command}");
     }
-    // Kinds are for people: a pipe gets only paths.
-    let files = format!("{HOOK} --config {} files --binaries", fake.config.display());
-    let screen = shell!("TERM=xterm SHELL=/bin/sh script -qec '{files}' /dev/null </dev/null");
-    assert!(
-        screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(),
-        "{screen}"
-    );
-    assert!(sh(&files).ok().lines().all(|line| line.starts_with('/')));
 }
 
 /// The states of a node whose engine is CRI-O: commands that change the node with an active hook, and whether CRI-O still starts the

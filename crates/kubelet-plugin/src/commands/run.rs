@@ -22,7 +22,7 @@ use super::agent::state::NodeState;
 use super::control::{self, ControlCommand};
 use super::role::{Role, SpecPaths};
 use crate::answer::allocator::{ClaimCheck, NodeAllocator};
-use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Kind};
+use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Kind, SharedSpecs};
 use crate::dra;
 use crate::dra::pool::Pool;
 use crate::kubelet;
@@ -83,13 +83,7 @@ pub async fn run(
     let end = ended(signals, claims.is_some(), stopping);
     let claims = claims.map(|(options, pool)| dra::serve(options, pool, log));
     let follows = matches!(role, Role::DevicePlugin(_)).then(|| Arc::clone(&chooser).follow());
-    let allocator = NodeAllocator {
-        settings: settings.clone(),
-        offer: outlets.offer(),
-        chooser,
-        specs: shared,
-        latency,
-    };
+    let allocator = allocator(&settings, &outlets, chooser, shared, latency);
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
         let dirs = KubeletDirs::of(&settings.kubelet_dir);
@@ -112,6 +106,22 @@ pub async fn run(
         error = supervisor::supervise(monitor, updates) => Err(error),
         () = agent.follow(received, received_commands) => Ok(ExitCode::SUCCESS),
         () = end => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn allocator(
+    settings: &Settings,
+    outlets: &Outlets,
+    chooser: Arc<Chooser>,
+    specs: Option<SharedSpecs>,
+    latency: Histogram,
+) -> NodeAllocator {
+    NodeAllocator {
+        settings: settings.clone(),
+        offer: outlets.offer(),
+        chooser,
+        specs,
+        latency,
     }
 }
 

@@ -167,7 +167,10 @@ fn check_shows_the_health_that_the_kubelet_has() {
         "{text}"
     );
     assert!(
-        text.contains(&format!("  {}::0 unhealthy: XID 79 (since 20", uuid(1))),
+        text.contains(&format!(
+            "  {}::0 and 1 more unhealthy: XID 79 (since 20",
+            uuid(1)
+        )),
         "{text}"
     );
     // With other settings, the health also comes from the running plugin, and a note names the difference.
