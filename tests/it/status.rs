@@ -519,7 +519,19 @@ fn knows_the_device_plugin() {
              {HOOK} status || true; echo ===; {HOOK} status --json || true; echo ===; {HOOK} doctor --all kubelet || true",
             setup.join("; ")
         );
-        let printed = sh_unshared(&script).ok();
+        // Other tests start plugins at the same time, whose processes the commands would find.
+        let mut alone = Command::new("unshare");
+        alone.args([
+            "-m",
+            "-p",
+            "-f",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-euc",
+            &script,
+        ]);
+        let printed = run(&mut alone).ok();
         let [text, json, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else {
             panic!("{printed}")
         };
