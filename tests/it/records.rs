@@ -249,17 +249,18 @@ fn a_pod_that_is_tried_again_and_again() {
 fn with_a_user_namespace(cgroup: Cgroup) {
     let podman = Podman::with_image();
     let maps = "--uidmap 0:100000:65536 --gidmap 0:100000:65536";
+    // The container that fails comes first: Podman cleans up after the other one in the background.
     let script = format!(
         "start='run --network=none --log-driver=none {maps}'; \
-         \"$@\" $start -d --name u1 -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why u1; \
-         stat -c '%u:%g %a' /run/oci-nvidia-hook/containers/*.json; \"$@\" rm -f -t 0 u1 >/dev/null 2>&1 || true; echo ---; \
          \"$@\" $start --rm --name u2 -v '{}':/usr/lib/x86_64-linux-gnu/libcuda.so \
              -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true 2>/run/u2 && exit 1; \
-         {HOOK} why u2 || {{ cat /run/u2; exit 1; }}",
+         {HOOK} why u2 || {{ cat /run/u2; exit 1; }}; rm /run/oci-nvidia-hook/containers/*.json; echo ---; \
+         \"$@\" $start -d --name u1 -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why u1; \
+         stat -c '%u:%g %a' /run/oci-nvidia-hook/containers/*.json; \"$@\" rm -f -t 0 u1 >/dev/null 2>&1 || true",
         podman.dir.path().join("old").display()
     );
     let text = podman.shell(cgroup, &script).ok();
-    let (given, failed) = text.split_once("---\n").unwrap();
+    let (failed, given) = text.split_once("---\n").unwrap();
     assert!(
         given.contains(" (u1)\nat prestart, ")
             && given.contains("\nthe container got what it requested: injected "),
