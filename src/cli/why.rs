@@ -12,7 +12,7 @@ use base::json;
 use base::paths::HostPath;
 use base::report::one_line;
 use base::tree::Tree;
-use engines::ignored::ignored_request;
+use engines::ignored::{Ignored, ignored_request};
 use nvidia_host::config;
 use nvidia_host::device_id::in_words;
 
@@ -20,7 +20,7 @@ use super::containers::{self, KnownContainer, RemovedRecords};
 use super::terminal::{Line, Terminal, Tone};
 use super::why_list::{self, tone};
 use super::{args, output, time};
-use crate::oci;
+use crate::oci::{self, spec_view::SpecView};
 use crate::plan::engine_devices;
 use crate::plan::{self, Verdict};
 use crate::record::call::Call;
@@ -175,13 +175,12 @@ fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<Witho
         name,
         ..WithoutRecord::default()
     };
-    let host = Tree::open(&HostPath::new("/"))?;
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => {
             answer.reason = reason;
             if let Some(given) = engine_devices::find(&spec) {
                 (answer.devices, answer.given) = (given.devices(), given.to_string());
-            } else if let Some(ignored) = ignored_request(&host, &known.id) {
+            } else if let Some(ignored) = ignored_by_podman(&spec, &known.id) {
                 answer.reason.push_str(&format!(", and {}", ignored.what()));
                 ignored.instead().clone_into(&mut answer.hint);
             }
@@ -204,6 +203,16 @@ fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<Witho
         }
     }
     Ok(answer)
+}
+
+/// Returns the request that Podman ignored. It is not asked about pods of Kubernetes: where only CRI-O has containers, Podman would create a
+/// database.
+fn ignored_by_podman(spec: &SpecView, id: &str) -> Option<Ignored> {
+    if !spec.pod.name.is_empty() {
+        return None;
+    }
+    let host = Tree::open(&HostPath::new("/")).ok()?;
+    ignored_request(&host, id)
 }
 
 impl WithoutRecord {

@@ -160,7 +160,9 @@ fn stopped_units_write_no_spec() {
     for running in [RECHECK, SERVICE] {
         let systemd = start();
         let script = format!(
-            "until ! systemctl is-active -q {SERVICE} {RECHECK} && [ -e /run/cdi/nvidia.yaml ]; do sleep 0.1; done\n\
+            // A unit of this type is never active: while it runs, it is activating, or its job waits.
+            "until [ -e /run/cdi/nvidia.yaml ] && [ -z \"$(systemctl list-jobs --no-legend)\" ] && \
+               [ \"$(systemctl show -p ActiveState --value {SERVICE} {RECHECK} | sort -u | xargs)\" = inactive ]; do sleep 0.1; done\n\
              printf '[Service]\\nExecStartPre=/bin/sleep 3\\n' >/run/systemd/system/{running}.d/slow.conf\n\
              systemctl daemon-reload; systemctl start --no-block {SERVICE}\n\
              until [ \"$(systemctl show -p ActiveState --value {running})\" = activating ]; do sleep 0.1; done\n\

@@ -59,16 +59,25 @@ impl Ignored {
     }
 }
 
+/// The first version of Podman that passes on `--gpus`
+const HAS_GPUS: Version = Version(5, 0, 0);
+
 /// Asks Podman how the container was created. Returns `None` if it was not created by Podman of the calling user, or no such request is
 /// known.
 pub fn ignored_request(host: &Tree, id: &str) -> Option<Ignored> {
+    // The id comes from a file of the engine, and must not be an option of Podman.
+    if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
     let program = search_path::find(host, EngineKind::Podman.program())?;
     let request = parse(&inspect(host, &program, id)?)?;
-    if let Ignored::Gpus(_) = request {
-        let version = Versions::stored().ask(host, &program);
-        return Some(Ignored::Gpus(version.ok()));
+    let Ignored::Gpus(_) = request else {
+        return Some(request);
+    };
+    match Versions::existing().ask(host, &program) {
+        Ok(version) if version >= HAS_GPUS => None,
+        asked => Some(Ignored::Gpus(asked.ok())),
     }
-    Some(request)
 }
 
 fn inspect(host: &Tree, program: &Path, id: &str) -> Option<String> {
@@ -106,8 +115,12 @@ fn parse(document: &str) -> Option<Ignored> {
     // A program in the container may have an option with this name.
     let arguments = created.cmd.unwrap_or_default();
     let options = command.strip_suffix(&arguments[..]).unwrap_or(&command);
-    let is_gpus = |word: &String| word == "--gpus" || word.starts_with("--gpus=");
-    options.iter().any(is_gpus).then_some(Ignored::Gpus(None))
+    for word in options {
+        if word == "--gpus" || word.starts_with("--gpus=") {
+            return Some(Ignored::Gpus(None));
+        }
+    }
+    None
 }
 
 #[cfg(test)]

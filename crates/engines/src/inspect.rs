@@ -309,7 +309,7 @@ impl Versions {
     }
 
     /// Like [`Self::stored`], and stores nothing on a host on which the hook has stored nothing: these commands leave no file there.
-    fn existing() -> Self {
+    pub(crate) fn existing() -> Self {
         Self {
             stored: RunDir::existing().ok().flatten(),
             ..Self::default()

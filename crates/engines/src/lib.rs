@@ -2,7 +2,8 @@
 //!
 //! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] and [`hook_args`] parse a hook file,
 //! [`hooks`] reads all of them like the engine, [`hook_env`] finds those that get the environment of a container, and [`status`]
-//! decides whether the engine starts our hook. [`ignored`] finds requests that Podman does not pass on. [`cdi`] knows which CDI specs an engine reads, [`cdi_check`] whether it can use them, and
+//! decides whether the engine starts our hook. [`ignored`] finds requests that Podman does not pass on.
+//! [`cdi`] knows which CDI specs an engine reads, [`cdi_check`] whether it can use them, and
 //! [`node`] which engine a Kubernetes node has. Environment variables that change an engine's files (`CONTAINERS_CONF`,
 //! `XDG_CONFIG_HOME`) are ignored: the program clears its environment, and an engine may run with another one.
 

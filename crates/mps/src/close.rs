@@ -114,7 +114,7 @@ fn set_mode(config: &Config, uuid: &str, mode: ComputeMode) -> Result<()> {
     Ok(())
 }
 
-/// Writes why there is no daemon, unless the supervisor has written it. Removes the state of a GPU that is not shared.
+/// Writes the reason why no daemon runs, unless the supervisor has written it. Removes the state of a GPU that is not shared.
 fn write(uuid: &str, mode: ComputeMode, result: &str) -> Result<()> {
     let dir = GpuDir::create(Path::new(mps::DIRECTORY), uuid)?;
     if mode == ComputeMode::Default {
