@@ -428,19 +428,4 @@ mod tests {
         let count = known_options::check(&ContainerCli::command(), &[], programs::CLI);
         assert!(count > 30, "{count}");
     }
-
-    #[test]
-    fn wrong_command_lines() {
-        for (args, message) in [
-            (&["lsit"][..], "a similar subcommand exists: \"list\""),
-            (&["list", "--root", "/x"], "unexpected argument \"--root\""),
-            (&["configure"], "not provided: <ROOTFS>"),
-            (&["configure", "-p0", "/a"], "0 is not in"),
-            (&["list", "--mig-config=0"], "invalid value \"0\""),
-            (&[], "a command is missing"),
-        ] {
-            let text = base::report::render(&parsed(args).unwrap_err());
-            assert!(text.contains(message), "{args:?}: {text}");
-        }
-    }
 }
