@@ -157,19 +157,30 @@ fn a_change_at_the_end_of_a_run_is_not_lost() {
 /// An administrator disables the units and removes the spec, as switch-off.md states, while one of the services runs. The other one must
 /// not write the spec again.
 fn stopped_units_write_no_spec() {
-    for running in [RECHECK, SERVICE] {
+    let sleep = |unit: &str| {
+        format!(
+            "printf '[Service]\\nExecStartPre=/bin/sleep 3\\n' >/run/systemd/system/{unit}.d/slow.conf"
+        )
+    };
+    // The third one is stopped while it prepares the driver.
+    let slow_driver = "echo init-delay-ms 3000 >>\"$(find /opt/driver -name nvml.conf)\"";
+    for (running, slow) in [
+        (RECHECK, sleep(RECHECK)),
+        (SERVICE, sleep(SERVICE)),
+        (SERVICE, slow_driver.to_owned()),
+    ] {
         let systemd = start();
         let script = format!(
             // A unit of this type is never active: while it runs, it is activating, or its job waits.
             "until [ -e /run/cdi/nvidia.yaml ] && [ -z \"$(systemctl list-jobs --no-legend)\" ] && \
                [ \"$(systemctl show -p ActiveState --value {SERVICE} {RECHECK} | sort -u | xargs)\" = inactive ]; do sleep 0.1; done\n\
-             printf '[Service]\\nExecStartPre=/bin/sleep 3\\n' >/run/systemd/system/{running}.d/slow.conf\n\
+             {slow}\n\
              systemctl daemon-reload; systemctl start --no-block {SERVICE}\n\
              until [ \"$(systemctl show -p ActiveState --value {running})\" = activating ]; do sleep 0.1; done\n\
              systemctl disable --now {PATH} {SERVICE}; rm /var/run/cdi/nvidia*.yaml\n\
              sleep 5; ls /run/cdi"
         );
-        assert_eq!(systemd.enter(&script).ok(), "", "{running}");
+        assert_eq!(systemd.enter(&script).ok(), "", "{running}: {slow}");
     }
 }
 
