@@ -132,7 +132,6 @@ BENCH := $(CARGO) bench --config 'build.rustc-workspace-wrapper="$(CURDIR)/tests
 bench:
 	@tests/install-tools bench
 	$(CARGO) build --locked --profile dist --package oci-nvidia-nvml
-	$(BENCH) --bench pure
 	$(BENCH) --bench cost -- $(OPTIONS)
 	$(CARGO) bench --locked --profile dist --package oci-nvidia-kubelet-plugin --bench footprint
 

@@ -29,11 +29,8 @@ pub mod oci {
     pub mod gpu_nodes {
         pub use crate::oci::gpu_nodes::characters;
     }
-    pub mod insertion {
-        pub use crate::oci::insertion::append;
-    }
     pub mod spec_view {
-        pub use crate::oci::spec_view::{Mount, parse, parse_if};
+        pub use crate::oci::spec_view::parse;
     }
     pub mod state {
         pub use crate::oci::state::parse;
@@ -44,7 +41,7 @@ pub mod plan {
         pub use crate::plan::additions::{Additions, OciFacts};
     }
     pub mod request {
-        pub use crate::plan::request::{Decision, GpuRequest, Hint, from_spec, hint, may_ask};
+        pub use crate::plan::request::{Decision, GpuRequest, Hint, from_spec, hint};
     }
 }
 pub mod record {

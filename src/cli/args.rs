@@ -141,8 +141,7 @@ pub enum Command {
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook doctor\n  \
                             oci-nvidia-hook doctor --all cdi\n  \
-                            oci-nvidia-hook doctor --container NAME\n  \
-                            oci-nvidia-hook doctor --bundle report.tar.gz")]
+                            oci-nvidia-hook doctor --container NAME")]
     Doctor(Doctor),
     /// Show for each engine how its containers get GPUs
     ///
@@ -234,14 +233,11 @@ pub struct Doctor {
     /// Format of the output
     #[command(flatten)]
     pub output: Output,
-    /// Also write an archive for a bug report (.tar.gz) to this new file, without secrets and serial numbers
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub bundle: Option<PathBuf>,
     /// Check this running container (its id or name) instead of the host
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new(), conflicts_with_all = ["bundle", "sections"])]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new(), conflicts_with = "sections")]
     pub container: Option<String>,
     /// Check the container of this process instead of the host
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["bundle", "container", "sections"])]
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["container", "sections"])]
     pub pid: Option<i32>,
 }
 

@@ -15,9 +15,8 @@ use super::doctor_text::{self, View};
 use super::status::this_user;
 use super::terminal::Terminal;
 use super::{args, output, ps};
-use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container};
+use crate::doctor::{self, Caller, Check, Nvml, Status, container};
 use crate::record::call::Call;
-use engines::status::Report;
 
 /// Returns the exit status for the worst check. 2 is an invalid command line, as for all commands.
 const fn code(worst: Status) -> u8 {
@@ -60,21 +59,6 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
         |check: &&Check| options.sections.is_empty() || options.sections.contains(&check.section);
     let selected: Vec<_> = checks.iter().filter(is_selected).cloned().collect();
     let printed = print(&selected, options, terminal)?;
-    if let Some(path) = &options.bundle {
-        let status = Report::new(
-            &host,
-            &facts.engines,
-            &facts.installed,
-            facts.kubelet_plugin.as_ref(),
-        );
-        let files = bundle::collect(&host, &facts, &checks, &status, config)?;
-        bundle::write(path, &files)?;
-        Call::default().report(&format!(
-            "wrote {} with {} files, for a bug report",
-            path.display(),
-            files.len()
-        ));
-    }
     Ok(if printed {
         code(doctor::worst(&selected))
     } else {

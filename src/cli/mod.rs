@@ -382,14 +382,14 @@ mod tests {
     #[test]
     fn values_that_look_like_options() {
         for (args, value) in [
-            (&["doctor", "--bundle=--x"][..], "--x"),
-            (&["doctor", "--bundle", "-"], "-"),
-            (&["doctor", "--bundle=-x"], "-x"),
+            (&["info", "--root=--x"][..], "--x"),
+            (&["info", "--root", "-"], "-"),
+            (&["info", "--root=-x"], "-x"),
         ] {
-            let Command::Doctor(doctor) = parsed(args).unwrap().command else {
+            let Command::Info(info) = parsed(args).unwrap().command else {
                 panic!()
             };
-            assert_eq!(doctor.bundle, Some(value.into()), "{args:?}");
+            assert_eq!(info.root, Some(value.into()), "{args:?}");
         }
         let Command::Files(list) = parsed(&["files", "-d-1", "-d=-2"]).unwrap().command else {
             panic!()

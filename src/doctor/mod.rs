@@ -4,7 +4,6 @@
 //! [`Check`]s. The checks belong to sections, and are in the order in which the parts of the host depend on each other. Nothing is
 //! changed here. A check that cannot be performed, for example without root, is reported as skipped.
 
-pub(crate) mod bundle;
 mod cdi_specs;
 mod check;
 pub(crate) mod container;

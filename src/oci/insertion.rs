@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 ///
 /// # Errors
 /// If the text is not JSON, or a value on the path is not an object, or the last one is not an array.
-pub fn append(json: &mut String, path: &[&str], items: &[Value]) -> Result<()> {
+pub(crate) fn append(json: &mut String, path: &[&str], items: &[Value]) -> Result<()> {
     if items.is_empty() {
         return Ok(());
     }

@@ -269,7 +269,7 @@ pub(crate) type IsWanted = fn(&SpecView, &str, &str) -> bool;
 ///
 /// # Errors
 /// The errors of [`parse`].
-pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
+pub(crate) fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
     let raw: Raw<'_> = super::first_json_value(bytes)?;
     let root = raw.root.map(|root| root.path).unwrap_or_default();
     ensure!(!root.as_os_str().is_empty(), "it has no \"root.path\"");

@@ -17,7 +17,7 @@ pub fn hint(spec: &SpecView) -> Hint {
 
 /// Reports from environment, privilege, and the JSON text of `mounts` and `linux` whether the container can contain a request.
 /// Never false if [`hint`] is not [`Hint::No`].
-pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
+pub(crate) fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
     request::hint_of((&spec.env).into()) != Hint::No
         || mounts_may_request(mounts)
         || (!spec.has_all_nodes

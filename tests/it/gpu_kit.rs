@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::built;
 use crate::driver::FakeDriver;
 use crate::harness::part;
-use crate::support::{Need, Ran, read, run, scratch, sh, shell, source, write_file};
+use crate::support::{Need, OWN_PROCESSES, Ran, read, run, scratch, sh, shell, source, write_file};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -45,17 +45,6 @@ fn kit() -> &'static Path {
 
 /// Runs a command in a mount namespace with an empty /run.
 const RUN_KIT: &str = "mount -t tmpfs run /run; exec \"$@\"";
-
-/// Options of unshare for a machine that has no processes of other tests, such as their MPS daemons.
-const PROCESSES: [&str; 7] = [
-    "--mount",
-    "--propagation",
-    "private",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-];
 
 /// A machine with the fake driver.
 struct Machine {
@@ -117,7 +106,7 @@ impl Machine {
     fn run(&self, before: &[&Path], options: &[&str]) -> Report {
         let mut command = Command::new("unshare");
         command
-            .args(PROCESSES)
+            .args(OWN_PROCESSES)
             .args(before)
             .args(["sh", "-euc", RUN_KIT, "sh"])
             .arg(self.kit.join("run"))
@@ -357,7 +346,7 @@ fn the_compute_mode_is_restored() {
     );
     let mut command = Command::new("unshare");
     command
-        .args(PROCESSES)
+        .args(OWN_PROCESSES)
         .arg(source("tests/fake-driver/as-host"))
         .arg(&machine.fake.root)
         .args(["sh", "-euc", &script]);

@@ -10,7 +10,8 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::golden;
 use crate::hostile::{NEEDS_FUSE, blocking};
 use crate::support::{
-    HOOK, Need, Ran, assert_says, read, run, run_with, scratch, sh_unshared, shell, write_file,
+    HOOK, Need, Ran, assert_says, read, run, run_with, scratch, sh_unshared, shell, unshare,
+    write_file,
 };
 use crate::why::isolated;
 
@@ -217,37 +218,19 @@ fn what_a_person_reads() {
     let (_dir, image) = Image::debian();
     let script = "mount -t tmpfs host /mnt\n\
                   mkdir /mnt/driver /mnt/rootfs\n\
-                  mount --bind \"$1\" /mnt/driver\n\
-                  mount --bind \"$2\" /mnt/rootfs\n\
+                  mount --bind \"$2\" /mnt/driver\n\
+                  mount --bind \"$3\" /mnt/rootfs\n\
                   printf '[nvidia-container-cli]\\nroot = \"/mnt/driver\"\\n' >/mnt/config.toml\n\
-                  printf '{\"root\":{\"path\":\"/mnt/rootfs\"},\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=%s\"]}}' \"$3\" >/mnt/config.json\n\
-                  exec \"$0\" --config /mnt/config.toml plan - </mnt/config.json";
-    let unshare = |devices: &str| {
-        let mut unshare = Command::new("unshare");
-        unshare.args([
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-euc",
-            script,
-            HOOK,
-        ]);
-        unshare
+                  printf '{\"root\":{\"path\":\"/mnt/rootfs\"},\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=%s\"]}}' \"$4\" >/mnt/config.json\n\
+                  exec \"$1\" --config /mnt/config.toml plan - </mnt/config.json";
+    for (name, devices) in [("plan", "0"), ("plan-gpu-9", "9")] {
+        let mut command = unshare(script);
+        command
+            .arg(HOOK)
             .args([&FakeDriver::shared().root, &image.rootfs])
             .arg(devices);
-        unshare
-    };
-    golden::check(
-        "plan",
-        "oci-nvidia-hook plan - < config.json",
-        &unshare("0"),
-    );
-    golden::check(
-        "plan-gpu-9",
-        "oci-nvidia-hook plan - < config.json",
-        &unshare("9"),
-    );
+        golden::check(name, "oci-nvidia-hook plan - < config.json", &command);
+    }
 }
 
 /// Writes a hook file that passes `--config FILE`, a record of the container `web1`, and a container `swarm` without a record. Settings of

@@ -362,9 +362,6 @@ impl<'a> Host<'a> {
         assert!(is_fine, "{page}: {command}: {ran:?}");
         let has_gpu = command.contains("=void") && ran.stdout.contains("nvidia");
         assert!(!has_gpu, "{page}: {command}: {ran:?}");
-        if let Some((_, file)) = command.split_once(" --bundle ") {
-            self.root(&format!("gzip --test {file}")).ok();
-        }
     }
 
     /// Prepares Podman of tux. The files that a user has in these directories by default were moved there.

@@ -385,11 +385,7 @@ fn of_each_command() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let config = fake.config.to_str().unwrap();
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let (bundle, spec, broken) = (
-        at("bundle.tar.gz"),
-        at("spec/nvidia.json"),
-        at("broken.toml"),
-    );
+    let (spec, broken) = (at("spec/nvidia.json"), at("broken.toml"));
     fs::create_dir(dir.path().join("spec")).unwrap();
     write_file(&broken, "nonsense = ");
     let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
@@ -408,12 +404,6 @@ fn of_each_command() {
     let calls = [
         hook("doctor", &["doctor"]),
         hook("doctor", &["doctor", "--json"]),
-        in_shell(
-            "rm -f \"$0\"; exec \"$@\"",
-            &bundle,
-            hook("doctor", &["doctor", "--bundle", &bundle]),
-        ),
-        hook("doctor", &["doctor", "--bundle", "/nowhere/bundle"]),
         hook("doctor", &["doctor", "--pid", &i32::MAX.to_string()]),
         hook("status", &["status"]),
         hook("plan", &["plan", "-"]),

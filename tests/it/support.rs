@@ -220,6 +220,17 @@ pub fn unshare(script: &str) -> Command {
     unshare
 }
 
+/// Options of unshare for a mount and a PID namespace without the processes of other tests, which end with the first one.
+pub const OWN_PROCESSES: [&str; 7] = [
+    "--mount",
+    "--propagation",
+    "private",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+];
+
 /// Runs this shell script in a separate mount namespace.
 pub fn sh_unshared(script: &str) -> Ran {
     run(&mut unshare(script))

@@ -26,7 +26,7 @@ const STRACE: &[Need] = &[
 ];
 
 tests! {
-    NEEDS => a_container_that_got_its_gpus, fewer_gpus_than_all, a_failure_is_kept, a_bug_report_has_the_last_ones,
+    NEEDS => a_container_that_got_its_gpus, fewer_gpus_than_all, a_failure_is_kept,
         the_journal_has_it, a_run_directory_of_another_user;
     STRACE => a_start_that_the_deadline_ends;
     ps::GOLDEN => what_a_person_reads;
@@ -233,32 +233,6 @@ fn a_failure_is_kept() {
     );
     assert_says(&text, &["\nnumber: ONH-030; ", "\n  hint: "]);
     assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
-}
-
-/// The records are sorted by their time, whatever their ids are.
-fn a_bug_report_has_the_last_ones() {
-    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=9"]);
-    let dir = container.dir.path();
-    container.hook(FakeDriver::shared()).failed(1);
-    let records = dir.join("run/containers");
-    let mut record: Value =
-        serde_json::from_slice(&fs::read(records.join("waiting.json")).unwrap()).unwrap();
-    for number in 10..35 {
-        let id = format!("c{number}");
-        record["container"]["id"] = id.clone().into();
-        record["started"] = format!("2999-01-01T00:00:{number}Z").into();
-        write_file(records.join(format!("{id}.json")), record.to_string());
-    }
-    let bundle = dir.join("b.tar.gz");
-    run(isolated(dir).args(["doctor", "--bundle"]).arg(&bundle));
-    let list = run(Command::new("tar").arg("-tzf").arg(&bundle)).ok();
-    let mut ids: Vec<_> = list
-        .lines()
-        .filter_map(|line| line.strip_prefix("oci-nvidia-hook/records/"))
-        .collect();
-    ids.sort_unstable();
-    let last: Vec<_> = (15..35).map(|number| format!("c{number}.json")).collect();
-    assert_eq!(ids, last);
 }
 
 /// Returns the fields of an entry of the journal; none of ours contains a line feed.

@@ -193,9 +193,6 @@ kinds! {
     NO_RECORD "ONH-053" Error "the container is unknown"
         why "the hook keeps records only of containers that request GPUs"
         fix "list the containers that requested GPUs with `oci-nvidia-hook ps --all`, and the engines that call the hook with `oci-nvidia-hook status`" see "";
-    BUNDLE "ONH-054" Error "the report cannot be written"
-        why "no report was written"
-        fix "select a new file in a writable directory with `doctor --bundle`" see "oci-nvidia-hook(8)";
     NOT_EXAMINED "ONH-055" Error "a running container cannot be examined"
         why "its process does not exist, or belongs to another user, or is not in a container"
         fix "run `doctor --container` or `doctor --pid` as root, for a container that is running" see "";

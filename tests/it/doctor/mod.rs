@@ -2,7 +2,6 @@
 //! The output for the first three is in `tests/golden` and must be reviewed when it changes: `UPDATE_GOLDEN=1 cargo test --test it --
 //! doctor::`.
 
-pub mod bundle;
 pub mod engines;
 mod fault_table;
 pub mod faults;

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{HOOK, Ran, fingerprint, read, run, scratch, sh, shell};
+use crate::support::{HOOK, OWN_PROCESSES, Ran, fingerprint, read, run, scratch, sh, shell};
 
 /// The resources that an image may cost the hook; most cases need a hundredth of them.
 const BOUND: Duration = Duration::from_secs(10);
@@ -109,15 +109,7 @@ impl Scene {
     /// Runs a script in a mount and PID namespace that end with it.
     pub fn naive(&self, script: &str) -> Ran {
         let mut unshare = Command::new("unshare");
-        unshare.args([
-            "--mount",
-            "--propagation",
-            "private",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        ]);
+        unshare.args(OWN_PROCESSES);
         run(unshare.args(["sh", "-euc", &self.script(script)]))
     }
 

@@ -7,7 +7,9 @@ use super::scene::Scene;
 use super::{NEEDS, NEEDS_PODMAN, NEEDS_PODMAN_CRUN};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, assert_says, chmod, fingerprint, run, scratch, shell, write_file};
+use crate::support::{
+    HOOK, OWN_PROCESSES, assert_says, chmod, fingerprint, run, scratch, shell, write_file,
+};
 
 tests! {
     NEEDS => volumes_nothing_is_created_on_them, volumes_are_left_alone_by_what_fails,
@@ -453,15 +455,7 @@ fn no_mount_namespace_is_refused() {
         config = fake.config.display(),
     );
     let mut unshare = Command::new("unshare");
-    unshare.args([
-        "--mount",
-        "--propagation",
-        "private",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-    ]);
+    unshare.args(OWN_PROCESSES);
     let text = run(unshare.args(["sh", "-euc", &inner])).ok();
     assert_eq!(
         text.matches("the container has no separate mount namespace")

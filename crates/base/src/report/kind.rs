@@ -118,6 +118,6 @@ pub static SYSTEM: Kind = Kind::new(
     Severity::Error,
     "an operation failed\n\
      the message states the operation, its object and the error of the kernel\n\
-     check the object in the message; if nothing is wrong with it, report a bug and attach the file that \
-     `oci-nvidia-hook doctor --bundle report.tar.gz` writes",
+     check the object in the message; if nothing is wrong with it, report a bug and attach the output of \
+     `oci-nvidia-hook doctor --all --json`",
 );

@@ -208,6 +208,10 @@ fn sockets(dir: &Path) -> [PathBuf; 2] {
     ]
 }
 
+fn has_sockets(dir: &Path) -> bool {
+    sockets(dir).iter().any(|socket| socket.exists())
+}
+
 fn a_call_in_the_gap_is_answered() {
     let (node, manager) = start();
     let Node {
@@ -260,11 +264,7 @@ fn calls_in_progress_are_answered() {
 fn a_stop_removes_the_sockets() {
     let node = Node::start();
     node.driver.end();
-    assert!(
-        !sockets(node.dir.path())
-            .iter()
-            .any(|socket| socket.exists())
-    );
+    assert!(!has_sockets(node.dir.path()));
     node.kubelet
         .wait("no driver", SOON, |state| state.drivers.is_empty());
 }
@@ -275,11 +275,7 @@ fn sockets_of_other_settings_are_removed() {
     node.driver.end();
     manager.keeper().discard();
     manager.wait_for(0);
-    assert!(
-        !sockets(node.dir.path())
-            .iter()
-            .any(|socket| socket.exists())
-    );
+    assert!(!has_sockets(node.dir.path()));
 
     let (node, mut manager) = start();
     node.driver.end();
@@ -291,11 +287,7 @@ fn sockets_of_other_settings_are_removed() {
     manager.dirs.push(other.path().to_owned());
     manager.until(|manager| manager.links().iter().filter(|link| is_ours(link)).count() == 2);
     manager.wait_for(2);
-    assert!(
-        !sockets(node.dir.path())
-            .iter()
-            .any(|socket| socket.exists())
-    );
+    assert!(!has_sockets(node.dir.path()));
 }
 
 /// For example `kubeadm reset` has removed the directory of the kubelet.
@@ -341,11 +333,7 @@ fn a_driver_that_the_kubelet_refuses_is_not_stored() {
     node.driver.registered.send_replace(Some(false));
     manager.wait_for(0);
     node.driver.end();
-    assert!(
-        !sockets(node.dir.path())
-            .iter()
-            .any(|socket| socket.exists())
-    );
+    assert!(!has_sockets(node.dir.path()));
 }
 
 fn a_call_waits_for_the_first_answer_of_the_driver() {

@@ -22,7 +22,7 @@ const QUICK: Duration = Duration::from_millis(5 * 20);
 tests! {
     ROOT => gpus_are_granted, devices_next_to_the_gpus, the_engine_finds_what_is_granted,
         refusals_read_well, a_refusal_has_a_record,
-        limits_hold, limits_that_change, a_locked_node, two_containers_at_once, an_engine_that_restarts,
+        limits_that_change, a_locked_node, two_containers_at_once, an_engine_that_restarts,
         an_engine_that_starts_later, an_engine_that_refuses, hostile_bytes, large_containers, answers_are_quick,
         a_driver_that_hangs, kubelet_and_engine_in_one_process, bad_options;
 }
@@ -38,9 +38,17 @@ struct Node {
 impl Node {
     /// `keys` are lines of config.toml.
     fn start(gpus: u32, keys: &str) -> Self {
-        let fake = host(gpus, keys);
+        Self::start_on(host(gpus, keys))
+    }
+
+    fn start_on(fake: Fake) -> Self {
         let engine = FakeEngine::start(&socket(&fake));
         let process = start(&fake, &["nri", "--socket"], &[]);
+        Self::serve(fake, engine, process)
+    }
+
+    /// Waits until the plugin has connected, and knows the GPUs.
+    fn serve(fake: Fake, engine: FakeEngine, process: Child) -> Self {
         let plugin = engine.accept(SOON);
         let mut node = Self {
             fake,
@@ -54,14 +62,11 @@ impl Node {
 
     /// Until the driver has answered, containers that request GPUs are refused.
     fn wait_for_driver(&mut self) {
-        let start = Instant::now();
-        while let Err(why) = self.ask(&["CUDA_VERSION=1.0"]) {
-            assert!(
-                why.contains("the driver does not answer") && start.elapsed() < SOON,
-                "{why}"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        soon(|| match self.ask(&["CUDA_VERSION=1.0"]) {
+            Ok(_) => Some(()),
+            Err(why) if why.contains("the driver does not answer") => None,
+            Err(why) => panic!("{why}"),
+        });
     }
 
     fn ask(&mut self, env: &[&str]) -> Result<Vec<String>, String> {
@@ -72,16 +77,17 @@ impl Node {
         std::fs::read_to_string(self.fake.dir.path().join("log")).unwrap()
     }
 
+    #[track_caller]
     fn wait_for_log(&self, text: &str) {
-        let start = Instant::now();
-        while !self.log().contains(text) {
-            assert!(
-                start.elapsed() < SOON,
-                "{text:?} is not in the log: {}",
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        soon(|| self.log().contains(text).then_some(()));
+    }
+
+    /// Returns a file in the directory of CDI specs.
+    fn spec(&self, name: &str) -> PathBuf {
+        self.fake
+            .dir
+            .path()
+            .join(format!("cdi/k8s.device-plugin.nvidia.com-{name}.json"))
     }
 }
 
@@ -89,6 +95,19 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.process.kill().ok();
         self.process.wait().ok();
+    }
+}
+
+/// Waits until the function has a value.
+#[track_caller]
+fn soon<T>(mut value: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = value() {
+            return value;
+        }
+        assert!(start.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -199,28 +218,13 @@ fn devices_next_to_the_gpus() {
             .unwrap()
             .success()
     );
-    let engine = FakeEngine::start(&socket(&fake));
-    let process = start(&fake, &["nri", "--socket"], &[]);
-    let plugin = engine.accept(SOON);
-    let mut node = Node {
-        fake,
-        engine: Some(engine),
-        plugin: Some(plugin),
-        process,
-    };
-    node.wait_for_driver();
+    let mut node = Node::start_on(fake);
     let gdrcopy = "k8s.device-plugin.nvidia.com/gdrcopy=all".to_owned();
     assert_eq!(
         node.ask(&[ALL, "NVIDIA_GDRCOPY=enabled"]),
         Ok(vec![device(0), gdrcopy])
     );
-    assert!(
-        node.fake
-            .dir
-            .path()
-            .join("cdi/k8s.device-plugin.nvidia.com-gdrcopy.json")
-            .exists()
-    );
+    assert!(node.spec("gdrcopy").exists());
     assert_eq!(node.ask(&[ALL, "NVIDIA_GDS=enabled"]), Ok(vec![device(0)]));
     node.wait_for_log(
         "NVIDIA_GDS requests GPUDirect Storage, but \"/dev/nvidia-fs*\" is missing below ",
@@ -230,23 +234,10 @@ fn devices_next_to_the_gpus() {
 /// The CDI spec has the devices when the engine learns their names. With its variable, the hook leaves the container unchanged.
 fn the_engine_finds_what_is_granted() {
     let fake = Fake::new(&["--gpus", "2", "--mig"]);
-    let engine = FakeEngine::start(&socket(&fake));
-    let process = start(&fake, &["nri", "--socket"], &[]);
-    let plugin = engine.accept(SOON);
-    let mut node = Node {
-        fake,
-        engine: Some(engine),
-        plugin: Some(plugin),
-        process,
-    };
-    node.wait_for_driver();
+    let mut node = Node::start_on(fake);
     let names = node.ask(&[ALL]).unwrap();
-    let path = node
-        .fake
-        .dir
-        .path()
-        .join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
-    let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let spec = std::fs::read(node.spec("gpu")).unwrap();
+    let spec: serde_json::Value = serde_json::from_slice(&spec).unwrap();
     assert!(names.len() == 3, "{names:?}");
     for name in &names {
         let (kind, device) = name.split_once('=').unwrap();
@@ -272,11 +263,7 @@ fn the_engine_finds_what_is_granted() {
         .arg(node.process.id().to_string())
         .status()
         .unwrap();
-    let start = Instant::now();
-    while node.ask(&[ALL]).is_ok() {
-        assert!(start.elapsed() < SOON);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    soon(|| node.ask(&[ALL]).err());
     assert_eq!(node.ask(&["PATH=/bin"]), Ok(vec![]));
 }
 
@@ -317,19 +304,11 @@ fn a_refusal_has_a_record() {
         .join(format!("run/oci-nvidia-hook/containers/{CONTAINER}.json"));
     let mut record = |env: &str, number: &str| {
         node.ask(&[&visible(env)]).unwrap_err();
-        let start = Instant::now();
-        loop {
-            let found = std::fs::read(&path)
-                .ok()
-                .map(|bytes| Record::parse(&bytes).unwrap());
-            if let Some(record) =
-                found.filter(|record| record.findings.iter().any(|found| found.id == number))
-            {
-                return record;
-            }
-            assert!(start.elapsed() < SOON, "{env}: no record with {number}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        soon(|| {
+            let record = Record::parse(&std::fs::read(&path).ok()?).unwrap();
+            let has_it = record.findings.iter().any(|found| found.id == number);
+            has_it.then_some(record)
+        })
     };
     let denied = record("1", "ONH-032");
     assert_eq!(
@@ -356,21 +335,10 @@ fn a_refusal_has_a_record() {
     node.ask(&["PATH=/bin"]).unwrap();
 }
 
-fn limits_hold() {
-    let mut node = Node::start(2, "[devices]\ndeny = [\"1\"]");
-    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
-    let refusal = node.ask(&[&visible("1")]).unwrap_err();
-    assert!(refusal.contains("(ONH-032)"), "{refusal}");
-}
-
 /// A denied GPU is not granted from then on. A GPU that is allowed again is granted when the CDI spec has it.
 fn limits_that_change() {
     let mut node = Node::start(2, "");
-    let spec = node
-        .fake
-        .dir
-        .path()
-        .join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
+    let spec = node.spec("gpu");
     let has = |gpu| {
         std::fs::read_to_string(&spec)
             .unwrap()
@@ -395,14 +363,11 @@ fn limits_that_change() {
             .contains("which config.toml allows now, but the CDI spec lacks")
     );
     configure(&node.fake, "");
-    let start = Instant::now();
-    while let Err(refusal) = node.ask(&[&visible("1")]) {
-        assert!(
-            refusal.contains("(ONH-032)") && start.elapsed() < SOON,
-            "{refusal}"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    soon(|| match node.ask(&[&visible("1")]) {
+        Ok(_) => Some(()),
+        Err(refusal) if refusal.contains("(ONH-032)") => None,
+        Err(refusal) => panic!("{refusal}"),
+    });
     assert!(has(1), "before it is granted");
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0), device(1)]));
 }
@@ -464,23 +429,17 @@ fn an_engine_that_starts_later() {
     std::thread::sleep(Duration::from_secs(3));
     let engine = FakeEngine::start(&socket(&fake));
     let started = Instant::now();
-    let plugin = engine.accept(SOON);
+    let node = Node::serve(fake, engine, process);
     assert!(
         started.elapsed() < Duration::from_secs(5),
         "{:?}",
         started.elapsed()
     );
+    let plugin = node.plugin.as_ref().unwrap();
     assert_eq!(
         (plugin.index.as_str(), plugin.name.as_str()),
         ("07", "gpus")
     );
-    let mut node = Node {
-        fake,
-        engine: Some(engine),
-        plugin: Some(plugin),
-        process,
-    };
-    node.wait_for_driver();
     assert_eq!(
         node.log().matches("cannot connect").count(),
         1,
@@ -598,14 +557,7 @@ fn kubelet_and_engine_in_one_process() {
         .stderr(log)
         .spawn()
         .unwrap();
-    let plugin = engine.accept(SOON);
-    let mut node = Node {
-        fake,
-        engine: Some(engine),
-        plugin: Some(plugin),
-        process,
-    };
-    node.wait_for_driver();
+    let mut node = Node::serve(fake, engine, process);
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
     kubelet.wait("the list", SOON, |state| {
         state.allocatable("nvidia.com/gpu") == 1
