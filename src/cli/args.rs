@@ -33,7 +33,7 @@ const GLOBAL: &str = "Global options";
     disable_help_subcommand = true,
     max_term_width = 80,
     after_help = "Called by engines:\n  \
-                  prestart, createRuntime, poststart, poststop, edit-config\n\n\
+                  prestart, createRuntime, poststop, edit-config\n\n\
                   Exit status:\n  \
                   0 success, 1 failure (at a hook stage: the container must not start),\n  \
                   2 invalid command line, 3 errors that doctor found\n\n\

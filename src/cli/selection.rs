@@ -56,7 +56,7 @@ pub struct Parts {
     /// Sockets of the driver's daemons
     #[arg(short, long)]
     pub ipcs: bool,
-    /// Firmware of the GPUs' own processor
+    /// GSP firmware
     #[arg(short, long)]
     pub firmwares: bool,
 }

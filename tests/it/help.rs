@@ -69,7 +69,10 @@ fn each_command_has_a_page() {
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         let lines = overview.lines();
         let is_of = |line: &&str| line.starts_with(&format!("  {} ", words[0]));
-        if command.is_hide_set() {
+        // No hook file of this project calls it.
+        if name == "poststart" {
+            assert!(!overview.contains("poststart"), "{overview}");
+        } else if command.is_hide_set() {
             assert!(overview.contains(&name), "{name}: {overview}");
         } else {
             assert_eq!(lines.filter(is_of).count(), 1, "{name}: {overview}");

@@ -69,7 +69,7 @@ pub struct Omit {
     pub persistenced: bool,
     /// The socket of the fabric manager
     pub fabricmanager: bool,
-    /// The firmware of the GPU's own processor
+    /// The GSP firmware
     pub firmware: bool,
     /// The mounts of device nodes; the container still gets access to the devices
     pub node_mounts: bool,
