@@ -272,7 +272,7 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict>
     let mut devices = cdi_check::devices(files, now, exists);
     let without_env = cdi_check::without_env(files);
     if names.is_empty() {
-        devices.extend(cdi_check::files(files));
+        devices.extend(cdi_check::files(files, now));
         devices.extend(without_env);
         return devices;
     }
@@ -287,7 +287,7 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict>
     }
     if named.iter().any(|verdict| verdict.file.is_empty()) {
         // The device may be in a file that engines do not read.
-        named.extend(cdi_check::files(files));
+        named.extend(cdi_check::files(files, now));
     }
     for hook in without_env {
         if named.iter().any(|device| device.file == hook.file) {

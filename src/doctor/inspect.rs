@@ -265,6 +265,6 @@ fn inspect_specs(
     let mut verdicts = cdi_check::devices(files, now, &exists);
     let found = registry::resolve(files);
     verdicts.retain(|verdict| !matches!(found.get(&verdict.subject), Some(Found::Conflict(..))));
-    verdicts.extend(cdi_check::files(files));
+    verdicts.extend(cdi_check::files(files, now));
     (verdicts, cdi_check::conflicts(files, &exists))
 }

@@ -910,7 +910,7 @@ fn what_check_prints() {
         plugins: &[],
     };
     let mut verdicts = cdi_check::devices(&files, &now, |path| path != "/dev/nvidia1");
-    verdicts.extend(cdi_check::files(&files));
+    verdicts.extend(cdi_check::files(&files, &now));
     let below = |text: &str| text.replace(dir.path().to_str().unwrap(), "/etc/cdi");
     for verdict in &mut verdicts {
         for text in [

@@ -296,6 +296,17 @@ fn an_update_before_the_reboot() {
         !doctor.contains("ONH-"),
         "the driver's section has the finding: {doctor}"
     );
+    // A spec that engines cannot read cannot be written again now.
+    let broken = scratch();
+    fs::write(broken.path().join("nvidia.json"), "{").unwrap();
+    let ran = cdi(
+        &scene.fake,
+        &["check", "--spec-dir", broken.path().to_str().unwrap()],
+    );
+    assert_says(
+        &ran.stdout,
+        &["cannot read the file", "hint: reboot the host"],
+    );
     // The path unit must not see a change each time.
     let written = || fs::metadata(scene.spec_file()).unwrap().modified().unwrap();
     let before = written();

@@ -177,7 +177,7 @@ pub fn is_ours(spec: &Spec) -> bool {
 }
 
 /// Returns a verdict for each file that engines cannot read.
-pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
+pub fn files(files: &[SpecFile], now: &Now<'_>) -> Vec<CdiVerdict> {
     let mut verdicts = Vec::new();
     for file in files {
         let Err(why) = &file.spec else { continue };
@@ -185,10 +185,11 @@ pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
         // This program and NVIDIA's toolkit use the same file name, so "cdi generate" replaces the file in any case.
         let stem = file.path.file_stem().unwrap_or_default();
         let ours = stem == nvidia_host::cdi::DEFAULT_NAME;
-        let hint = if ours {
-            hints::replace(&path)
-        } else {
-            format!("fix it, or remove it: \"rm {path}\"")
+        let hint = match &now.host.mismatch {
+            // No spec can be written before that.
+            Some(mismatch) if ours => mismatch.fix.clone(),
+            _ if ours => hints::replace(&path),
+            _ => format!("fix it, or remove it: \"rm {path}\""),
         };
         let verdict = CdiVerdict::usable(path.clone(), path)
             .unusable(format!("engines cannot read the file: {why}"), hint);

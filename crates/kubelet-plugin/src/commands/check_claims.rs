@@ -163,7 +163,11 @@ fn refusals(api: &Probe) -> Vec<Finding> {
             } else {
                 "run this command as root; on a node whose kubelet has other credentials, name a file with `--kubeconfig`"
             };
-            let what = format!("cannot {what}: {error}");
+            let what = if error.starts_with("cannot ") {
+                error.clone()
+            } else {
+                format!("cannot {what}: {error}")
+            };
             findings.push(Finding::new(&catalog::API_SERVER, what, fix));
         }
     }

@@ -42,7 +42,7 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
             &catalog::SPEC_FILE,
             format!("cannot write {path:?}"),
             if rustix::process::geteuid().is_root() {
-                "select a file in a directory that is writable with --output"
+                "select a file in a writable directory with --output"
             } else {
                 "run the command as root, or select a file with --output"
             },
