@@ -1,6 +1,6 @@
 //! Compares the documents with the code. `readme.rs` runs the commands of README.md.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use nvidia_host::config::schema::{self, Meaning};
 use crate::support::{HOOK, read, run, run_with, scratch, source, write_file};
 
 tests! {
-    &[] => findings_are_those_of_the_catalog, tests_that_documents_name_exist, files_and_links_are_there, command_lines_are_understood,
+    &[] => findings_are_those_of_the_catalog, findings_link_to_their_subjects, tests_that_documents_name_exist, files_and_links_are_there, command_lines_are_understood,
         keys_of_config_toml_are_known, every_key_is_documented, the_man_page_has_the_texts_of_config_toml, manifests_are_yaml;
 }
 
@@ -96,8 +96,8 @@ fn entries_of_findings() -> String {
         let texts = kind.texts();
         let see = match texts.see {
             "" => String::new(),
-            page if page.ends_with(".md") => format!("- More: [{page}]({page})\n"),
-            page => format!("- More: {page}\n"),
+            page if page.ends_with(')') => format!("- More: {page}\n"),
+            page => format!("- More: [{page}]({page})\n"),
         };
         let (id, severity) = (kind.id(), kind.severity.name());
         text += &format!(
@@ -106,6 +106,67 @@ fn entries_of_findings() -> String {
         );
     }
     text
+}
+
+/// Words of the sections that do not contain the number of the finding that links to them.
+const SUBJECTS: &str = "\
+003,040 createRuntime
+004 write permission
+012,023 libcuda
+014 driver root
+020 nobody
+026 does not start
+035 NVIDIA_REQUIRE
+042 shared propagation
+043 overlay
+045 /proc/driver/nvidia/params
+050,051 cdi generate
+071 UnexpectedAdmissionError
+075 CONFIG_FILE
+076 volume-mounts
+077 host-path
+081 credentials
+082 Failed to prepare
+105,110 the first one
+106 unprivileged
+112 no-gpu
+115 NVIDIA_GDS
+216,230 MIG mode
+224 nvidia-gl
+305 daemon-reload
+307 read-only overlay
+317 NVIDIA_VISIBLE_DEVICES
+401 cdi refresh
+505 runc
+508 container_use_xserver_devices
+514 device cgroup
+602 mig-strategy
+603,605 oci-nvidia-kubelet-plugin check
+606 quiet-period";
+
+/// A link leads to a section that contains the number of the finding, or its subject.
+fn findings_link_to_their_subjects() {
+    let mut subjects = BTreeMap::new();
+    for line in SUBJECTS.lines() {
+        let (numbers, subject) = line.split_once(' ').unwrap();
+        for number in numbers.split(',') {
+            subjects.insert(format!("ONH-{number}"), subject);
+        }
+    }
+    for kind in catalog::ALL {
+        let (id, see) = (kind.id(), kind.texts().see);
+        assert!(!see.ends_with(".md"), "{id}: {see} has no anchor");
+        let Some((page, place)) = see.split_once('#') else {
+            continue;
+        };
+        let text = read(source("docs").join(page));
+        let mut sections = text.split("\n#");
+        let section = sections.find(|section| anchor(section.lines().next().unwrap()) == place);
+        let subject = subjects.remove(id).unwrap_or(id);
+        let is_there = section.is_some_and(|section| section.contains(subject));
+        assert!(is_there, "{id}: {see} does not contain {subject:?}");
+    }
+    assert!(subjects.is_empty(), "these have no link: {subjects:?}");
 }
 
 /// The entries are generated. Only this test pins the words of the catalog.
