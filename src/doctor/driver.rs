@@ -53,11 +53,11 @@ pub(super) fn module(facts: &Facts) -> Check {
         finding.what.push_str("; Secure Boot is on");
         finding.fix = match facts.distribution {
             Distribution::Suse => {
-                "mokutil --import /usr/share/nvidia-pubkeys/*.der; reboot and enroll the key; or install \
+                "run \"mokutil --import /usr/share/nvidia-pubkeys/*.der\", reboot and enroll the key; or install \
                                    nvidia-open-driver-G07-signed-kmp-default"
                     .to_owned()
             }
-            _ => "sign the module, and enroll the key: mokutil --import KEY.der, then reboot".to_owned(),
+            _ => "sign the module, run \"mokutil --import KEY.der\", reboot and enroll the key".to_owned(),
         };
     }
     Check::found(finding)
@@ -314,14 +314,7 @@ pub(super) fn uvm(facts: &Facts) -> Check {
             _ => not_a_device(found),
         };
     }
-    let fix = match &facts.user {
-        Some(_) => {
-            "as root: \"oci-nvidia-hook prepare\"; for each boot: \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\""
-        }
-        None => {
-            "oci-nvidia-hook prepare; for each boot: \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\""
-        }
-    };
+    let fix = "run \"oci-nvidia-hook prepare\" as root, and for each boot \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\"";
     let who = if facts.user.is_some() {
         "; rootless containers cannot load it"
     } else {

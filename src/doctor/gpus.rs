@@ -260,7 +260,7 @@ fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Check> {
         (
             format!("GPU {index} is in MIG mode but has no MIG device"),
             format!(
-                "nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"
+                "run \"nvidia-smi mig -i {index} -cgi 0 -C\", or leave MIG mode with \"nvidia-smi -i {index} -mig 0\""
             ),
         )
     };

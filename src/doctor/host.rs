@@ -170,7 +170,7 @@ pub(super) fn groups(facts: &Facts) -> Check {
     let fix = match runtime {
         Some(runtime) if runtime.name != "crun" => {
             format!(
-                "podman --runtime crun run --group-add keep-groups …; {} does not support keep-groups",
+                "{} does not support keep-groups: podman --runtime crun run --group-add keep-groups …",
                 runtime.name
             )
         }

@@ -112,7 +112,7 @@ pub(super) fn dev_char(facts: &Facts) -> Check {
             Check::of(
                 &catalog::DEV_CHAR,
                 what,
-                "oci-nvidia-hook prepare; or install runc 1.1.7 or newer",
+                "run \"oci-nvidia-hook prepare\", or install runc 1.1.7 or newer",
             )
         }
         (None, _) => Check::ok("no runtime of this host needs links in /dev/char"),

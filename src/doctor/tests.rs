@@ -332,7 +332,7 @@ fn the_driver() {
             f.driver.diagnosis = Some(finding(&catalog::NOT_LOADED));
             f.driver.refused = Some("no signature".to_owned());
             f.driver.secure_boot = true;
-        } => "ONH-011: what; the kernel logged: no signature; Secure Boot is on; mokutil --import /usr/share/nvidia-pubkeys";
+        } => "ONH-011: what; the kernel logged: no signature; Secure Boot is on; run \"mokutil --import /usr/share/nvidia-pubkeys";
         "libraries" f: f.driver.module = None => "skipped: the kernel module is not loaded, so the required version";
         "libraries" f: { f.driver.module = None; f.driver.on_disk.clear() } => "skipped: no driver is installed";
         "libraries" f: f.driver.diagnosis = Some(finding(&catalog::MISMATCH)) => "ONH-013: what";
@@ -356,11 +356,11 @@ fn device_nodes() {
         "nodes" f: f.driver.module = None => "skipped: the kernel module is not loaded";
         "modeset" f: f.driver.modeset.as_mut().unwrap().found = None => "ONH-223: the device node \"/dev/nvidia-modeset\" is missing";
         "modeset" f: f.driver.modeset.as_mut().unwrap().minor = 5 => "ONH-022: ";
-        "uvm" f: f.driver.uvm = None => "ONH-205: the device node \"/dev/nvidia-uvm\" is missing; oci-nvidia-hook prepare; ";
+        "uvm" f: f.driver.uvm = None => "ONH-205: the device node \"/dev/nvidia-uvm\" is missing; run ";
         "uvm" f: { f.driver.uvm = None; f.driver.modules.remove("nvidia_uvm") }
             => "ONH-205: the device node \"/dev/nvidia-uvm\" is missing, and the kernel module nvidia_uvm is not loaded";
         "uvm" f: { f.driver.uvm = None; log_in(f) }
-            => "ONH-205: the device node \"/dev/nvidia-uvm\" is missing; rootless containers cannot load it; as root: ";
+            => "ONH-205: the device node \"/dev/nvidia-uvm\" is missing; rootless containers cannot load it; run ";
         "hook-user" f: f.driver.identity = None => "skipped: only root can check";
         "hook-user" f: { close_nodes(f); f.driver.identity = Some(Ok(Identity { uid: NOBODY, gid: 7 })) }
             => "ONH-019: user 65534, group 7 cannot open \"/dev/nvidiactl\" (root:4321000 0660); set user = \"root:4321000\"";
@@ -369,7 +369,7 @@ fn device_nodes() {
         "hook-user" f: f.driver.only_root_may_ask = true => "ONH-314: only root can read the driver's library";
         "groups" f: close_nodes(f) => "ONH-212: only members of the group 4321000 can open the device nodes";
         "groups" f: { close_nodes(f); log_in(f) }
-            => "ONH-211: user tux cannot open \"/dev/nvidiactl\" (root:4321000 0660); as root: groupadd -g 4321000 ";
+            => "ONH-211: user tux cannot open \"/dev/nvidiactl\" (root:4321000 0660); as root: \"groupadd -g 4321000 ";
         "groups" f: { close_nodes(f); log_in(f); f.groups = [GROUP].into() }
             => "ONH-211: tux can open the device nodes as a member of 4321000, but containers lose this group; podman run --group-add";
         "groups" f: f.driver.nodes.clear() => "skipped: the device nodes are missing";
@@ -393,7 +393,7 @@ fn gpus() {
         "persistence" f: f.driver.persistenced = false => "ONH-214: nvidia-persistenced does not run";
         "fabric-manager" f: f.driver.pci.as_mut().unwrap().push(gpu("c", "0x068000", "nvidia"))
             => "ONH-215: this host has 1 NVSwitch device, but";
-        "mig" f: split_gpu(f, &[]) => "ONH-216: GPU 0 is in MIG mode but has no MIG device; nvidia-smi mig -i 0 -cgi 0 -C";
+        "mig" f: split_gpu(f, &[]) => "ONH-216: GPU 0 is in MIG mode but has no MIG device; run \"nvidia-smi mig -i 0 -cgi 0 -C\", ";
         "mig" f: split_gpu(f, &[MigCap::GpuInstance(0, 1)])
             => "ONH-216: GPU 0 has GPU instances without a compute instance, and therefore no MIG device; nvidia-smi mig -i 0 -cci";
         "mig" f: split_gpu(f, &[MigCap::GpuInstance(0, 1), MigCap::ComputeInstance(0, 1, 0)]) => "ONH-216: NVML lists no MIG device of GPU 0";

@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::driver::{ALL_GPUS, FakeDriver, Image, NEEDS, Waiting};
+use crate::hints;
 use crate::support::{HOOK, Need, private_dir, read, run, run_with, scratch, write_file};
 
 tests! {
@@ -19,8 +20,12 @@ fn of_commands() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "0"]));
     let file = dir.path().join("x.json");
     let (config, file) = (fake.config.to_str().unwrap(), file.to_str().unwrap());
+    // A hint is run with another host, whose nodes "prepare" creates below its driver root.
+    let good = FakeDriver::new(&["--gpus", "1"]);
     for (args, id) in rows! {
         &["unshare", "-Ur", HOOK, "prepare"][..], "ONH-006";
+        &[HOOK, "--config", config, "files", "--device", "9"], "ONH-030";
+        &[HOOK, "--config", config, "why", "no-such-name"], "ONH-053";
         &[HOOK, "--config", config, "cdi", "generate", "--output", file], "ONH-051";
         &[HOOK, "--config", config, "plan", "-", "--inventory", "/nowhere"], "ONH-052";
     } {
@@ -34,6 +39,12 @@ fn of_commands() {
             said.contains(id) && said.contains("hint: ") && ran.code == Some(1),
             "{args:?}: {ran:?}"
         );
+        for ran in hints::obey(&ran, &good.config) {
+            assert!(
+                matches!(ran.code, Some(0 | 1)) && !ran.stderr.contains("ONH-"),
+                "{args:?}: {ran:?}"
+            );
+        }
     }
     assert!(
         !std::path::Path::new(file).exists(),

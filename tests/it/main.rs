@@ -55,6 +55,7 @@ mod gpudirect;
 mod gpus;
 mod grants;
 mod help;
+mod hints;
 mod histories;
 mod host_states;
 mod hostile;
@@ -135,8 +136,7 @@ tests_of! {
     advisories, architecture, bad_input, budget, builds, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_outdated, cgroup, command_lines,
     conformance, deb, debian, docker, docs, doctor, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::packages,
     doctor::user, driver_roots, edit_config, engine_texts, failure, fake_mps, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants,
-    help,
-    histories,
+    help, hints, histories,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
     limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, obs, packages, packaging, partial_driver, peers, pictures, pinned,

@@ -87,7 +87,7 @@ fn the_error_names_the_hook_file() {
         "use the hook file of the package oci-nvidia-hook, or \"--device nvidia.com/gpu=all\"\n";
     let own = "/etc/containers/oci/hooks.d/own.json";
     let stderr = at(&format!("sed s/prestart/precreate/ \"$shipped\" >{own}"));
-    let hint = format!("{NO_LONGER}rm {own}; and {replacement}");
+    let hint = format!("{NO_LONGER}run \"rm {own}\", and {replacement}");
     assert!(stderr.ends_with(&hint), "{stderr}");
     // A file with another stage is not the one.
     let stderr = at(&format!("cp \"$shipped\" {own}"));

@@ -183,10 +183,11 @@ fn literals(path: &Path, text: &str) -> String {
             found = found + ". " + &literal.replace("\\n", " . ");
         }
     }
-    without_code(&found)
+    found
 }
 
-fn program() -> Vec<(PathBuf, String)> {
+/// The string literals of the program, and the help texts.
+pub fn literals_of_the_program() -> Vec<(PathBuf, String)> {
     let mut found = texts(&source("src"), "rs");
     for entry in std::fs::read_dir(source("crates")).unwrap().flatten() {
         found.extend(texts(&entry.path().join("src"), "rs"));
@@ -194,6 +195,14 @@ fn program() -> Vec<(PathBuf, String)> {
     found.retain(|(path, _)| !path.ends_with("tests.rs"));
     for (path, text) in &mut found {
         *text = literals(path, text);
+    }
+    found
+}
+
+fn program() -> Vec<(PathBuf, String)> {
+    let mut found = literals_of_the_program();
+    for (_, text) in &mut found {
+        *text = without_code(text);
     }
     found
 }

@@ -1,12 +1,11 @@
 //! Broken hosts that are fixed with the printed text alone: an error, the command of its hint, and a container that works.
 
-use std::path::Path;
-
 use crate::cdi::{cdi, write_spec};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::hints;
 use crate::support::{
-    HOOK, Need, Ran, assert_says, nvml_program, read, sh, sh_unshared, shell, source, write_file,
+    HOOK, Need, assert_says, nvml_program, read, sh_unshared, shell, source, write_file,
 };
 
 const USER: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
@@ -23,24 +22,6 @@ fn after<'a>(text: &'a str, before: &str) -> &'a str {
         .split_once(before)
         .unwrap_or_else(|| panic!("no {before:?} in {text}"));
     rest.lines().next().unwrap()
-}
-
-/// The first command in quotes after `hint: `.
-fn hinted(text: &str) -> &str {
-    after(text, "hint: ")
-        .split('"')
-        .nth(1)
-        .unwrap_or_else(|| panic!("no command in the hint of {text}"))
-}
-
-/// Runs a command of a hint, with this program and this configuration.
-fn obey(command: &str, config: &Path) -> Ran {
-    let (name, arguments) = command.split_once(' ').unwrap();
-    assert_eq!(name, "oci-nvidia-hook", "{command}");
-    sh(&format!(
-        "'{HOOK}' --config '{}' {arguments}",
-        config.display()
-    ))
 }
 
 fn is_documented(text: &str) {
@@ -88,9 +69,9 @@ fn a_missing_node() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::with_all_gpus(dir.path(), &image);
     std::fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
-    let stderr = container.hook(&fake.config).failed(1);
-    assert_says(&stderr, &["\"/dev/nvidia0\"", "(ONH-021)\n"]);
-    obey(hinted(&stderr), &fake.config).ok();
+    let ran = container.hook(&fake.config);
+    assert_says(&ran.stderr, &["\"/dev/nvidia0\"", "(ONH-021)\n"]);
+    hints::obey(&ran, &fake.config);
     container.hook(&fake.config).ok();
 }
 
@@ -119,7 +100,7 @@ fn a_user_outside_of_the_group() {
     };
     let stderr = info("--clear-groups", "").failed(1);
     let command = after(&stderr, "(ONH-019)\nhint: as root: ");
-    assert_eq!(command, "usermod -aG video nobody, and log in again");
+    assert_eq!(command, "\"usermod -aG video nobody\", and log in again");
     // Rootless Podman calls the hook in a user namespace.
     let stderr = info("--clear-groups", "unshare -Ur").failed(1);
     let hint = after(&stderr, "(ONH-019)\nhint: as root: ");
@@ -216,7 +197,7 @@ fn a_stale_cdi_spec() {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     let reason = format!("{path:?} is for driver 535.54.03, but 535.183.01 is loaded");
     assert!(ran.stdout.contains(&reason), "{ran:?}");
-    obey(hinted(&ran.stdout), &fake.config).ok();
+    hints::obey(&ran, &fake.config);
     check().ok();
     is_documented(
         "`error mounting \"…\" to rootfs at \"…\": stat …: no such file or directory` (runc)",

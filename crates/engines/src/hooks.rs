@@ -196,7 +196,7 @@ pub fn fix_removed_stage(host: &Tree, stage: &str) -> String {
 
 /// Returns how to replace a hook file with a removed stage.
 pub(crate) fn removal_of(file: &Path) -> String {
-    format!("rm {}; and {REPLACEMENT}", file.display())
+    format!("run \"rm {}\", and {REPLACEMENT}", file.display())
 }
 
 /// What replaces the removed stages.

@@ -59,7 +59,7 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
 
 fn supported() -> String {
     format!(
-        "oci-nvidia-hook supports these hooks of \"nvidia-ctk hook\": {}",
+        "these hooks of \"nvidia-ctk hook\" are supported: {}",
         HOOKS.join(", ")
     )
 }

@@ -159,7 +159,7 @@ impl CoverReason {
     pub(in crate::inject) fn has_others_inside(self, path: &Path) -> Failure {
         let hint = match self {
             Self::Volume => {
-                "mount the volume at another path: \"oci-nvidia-hook plan\" prints the directories of the driver files"
+                "mount the volume at another path: \"oci-nvidia-hook plan NAME\" prints the directories of the driver files"
             }
             Self::ReadOnly | Self::Owner => {
                 "start the container with a writable root file system, or mount them elsewhere"

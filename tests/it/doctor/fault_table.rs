@@ -4,7 +4,7 @@ use oci_nvidia_hook::testing::doctor::Status;
 
 /// Changes to the good host, and the result that reading them from its files leads to. Each decision of a check has a row in
 /// src/doctor/tests.rs.
-pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &rows! {
+pub const FAULTS: &[(&str, &str, &str, Status)] = &rows! {
     "rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices", "pci", "ONH-010", Status::Error;
     "rm -r sys/bus proc/driver proc/modules dev/nvidia*; mkdir -p sys/bus/pci/devices; touch dev/dxg",
         "libraries", "ONH-012: this host is WSL 2", Status::Error;
@@ -46,7 +46,7 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &rows! {
         "mps", "ONH-107: mps-gpus in the [sharing] table of config.toml contains \"9\"", Status::Warning;
     "mkdir -p run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003; touch run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003/state",
         "mps", "ONH-235: config.toml does not share GPU-51eed003-0003-4003-8000-0000fa4e0003 any more", Status::Warning;
-    "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
+    "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; echo 510 nvidia-caps >>proc/devices; \
          printf 'gpu3/gi1/access 12\\ngpu3/gi1/ci0/access 13\\n' >proc/driver/nvidia-caps/mig-minors; \
          mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0; \
          echo DeviceFileMinor: 12 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/access; \

@@ -3,7 +3,7 @@
 //! doctor::`.
 
 pub mod engines;
-mod fault_table;
+pub mod fault_table;
 pub mod faults;
 mod host;
 pub mod kubelet_plugin;

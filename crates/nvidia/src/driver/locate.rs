@@ -304,7 +304,7 @@ fn missing_library(
         Some(command) if command.contains(" # ") || command.contains("transactional") => command,
         Some(command) => format!("{command} && {ldconfig}"),
         None => format!(
-            "install the driver's libraries of the same version as its kernel module; then {ldconfig}"
+            "install the driver's libraries in the version of its kernel module, and update the linker cache: {ldconfig}"
         ),
     };
     failure(&catalog::LIBRARY_MISSING, what, fix)

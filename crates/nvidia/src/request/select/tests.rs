@@ -256,8 +256,8 @@ fn a_whole_gpu_in_mig_mode_is_reported() {
     );
     let mut empty = inventory();
     empty.gpus[2].mig_devices.clear();
-    let says = "GPU 2 is in MIG mode and has no MIG device; nvidia-smi mig -i 2 -cgi 0 -C; or disable MIG mode: \
-                nvidia-smi -i 2 -mig 0";
+    let says = "GPU 2 is in MIG mode and has no MIG device; run \"nvidia-smi mig -i 2 -cgi 0 -C\", or leave MIG mode \
+                with \"nvidia-smi -i 2 -mig 0\"";
     assert_eq!(what(&empty, "2"), [says]);
     assert_eq!(what(&empty, "all"), [says]);
     // NVML lists none of its MIG devices, because they have no nodes. The selection reports that for "all".
