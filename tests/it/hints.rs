@@ -28,7 +28,7 @@ const OTHER_UNITS: &str =
 
 /// The tests that run the commands of findings that are not in the table of faults.
 const ELSEWHERE: &str = "\
-ONH-001 doctor::bundle
+ONH-001 doctor::this_host
 ONH-002 help::each_command_has_a_page
 ONH-006 findings::of_commands
 ONH-030 findings::of_commands
@@ -36,7 +36,6 @@ ONH-047 podman_shapes::
 ONH-051 findings::of_commands
 ONH-052 findings::of_commands
 ONH-053 findings::of_commands
-ONH-054 doctor::bundle
 ONH-055 doctor_container::
 ONH-062 limits_cdi::
 ONH-063 cdi_outdated::

@@ -119,5 +119,5 @@ pub static SYSTEM: Kind = Kind::new(
     "an operation failed\n\
      the message states the operation, its object and the error of the kernel\n\
      check the object in the message; if nothing is wrong with it, report a bug and attach the output of \
-     `oci-nvidia-hook doctor --all --json`",
+     `oci-nvidia-hook doctor --json`",
 );
