@@ -1,7 +1,5 @@
 //! Finds containers by id, name or pod, among the records of the hook and the containers that engines list.
 
-mod pods;
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::num::NonZero;
@@ -168,7 +166,7 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<KnownCon
 /// If the name matches no container, or is the beginning of several ids.
 pub(super) fn find<'k>(name: &str, known: &'k [KnownContainer]) -> Result<Vec<&'k KnownContainer>> {
     if name.is_empty() {
-        return Err(unknown(name, known));
+        return Err(unknown(name));
     }
     if let Some(one) = named(name, known, true).or_else(|| named(name, known, false)) {
         return Ok(vec![one]);
@@ -177,14 +175,10 @@ pub(super) fn find<'k>(name: &str, known: &'k [KnownContainer]) -> Result<Vec<&'
     if !of_pod.is_empty() {
         return Ok(of_pod);
     }
-    let of_podman = pods::containers_of(name, known);
-    if !of_podman.is_empty() {
-        return Ok(of_podman);
-    }
     let similar = known.iter().filter(|known| known.id.starts_with(name));
     let similar: Vec<_> = similar.collect();
     match similar.as_slice() {
-        [] => Err(unknown(name, known)),
+        [] => Err(unknown(name)),
         [one] => Ok(vec![one]),
         several => Err(ambiguous(name, several)),
     }
@@ -257,7 +251,7 @@ fn ambiguous(name: &str, several: &[&KnownContainer]) -> anyhow::Error {
     )
 }
 
-fn unknown(name: &str, known: &[KnownContainer]) -> anyhow::Error {
+fn unknown(name: &str) -> anyhow::Error {
     let mut hint = match roots_records(&format!("why {}", shown_name(name))) {
         Some(hint) => hint,
         None => "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; \
@@ -266,10 +260,6 @@ fn unknown(name: &str, known: &[KnownContainer]) -> anyhow::Error {
     };
     if let Some(removed) = removed_records() {
         hint += &format!("; {removed}");
-    }
-    if pods::has_pod_without_name(known) {
-        hint +=
-            "; give the id of a pod that has no infra container, which \"podman pod ps\" prints";
     }
     failure(
         &catalog::NO_RECORD,

@@ -31,7 +31,7 @@ tests! {
     STRACE => a_start_that_the_deadline_ends;
     ps::GOLDEN => what_a_person_reads;
     &[Need::Root, Need::Program("setpriv")] => a_user_has_records_of_his_own;
-    engine::NEEDS => containers_of_podman_with_runc = containers_of_podman(Cgroup::AsMounted), requests_that_podman_ignores, a_pod_of_podman, a_pod_of_podman_without_an_infra_container;
+    engine::NEEDS => containers_of_podman_with_runc = containers_of_podman(Cgroup::AsMounted), requests_that_podman_ignores;
     engine::NEEDS_CRUN => what_crun_does_not_show = containers_of_podman(Cgroup::WithCrun);
     &[Need::Root] => no_records;
 }
@@ -585,64 +585,4 @@ fn what_a_person_reads() {
         &why(&all[2..], &["--color", "auto"]),
     );
     ps::remove_cgroups(dir.path());
-}
-
-/// Only Podman's database contains the name of a pod without an infra container.
-fn a_pod_of_podman_without_an_infra_container() {
-    let podman = Podman::with_image();
-    podman.install_hook(&FakeDriver::shared().config);
-    let script = format!(
-        "pod=$(\"$@\" pod create --name lab --infra=false); \
-         start='run -d --pod lab --network=none --log-driver=none'; \
-         \"$@\" $start --name one -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; \
-         \"$@\" $start --name two {IMAGE} sleep 600 >/dev/null; \
-         {HOOK} why $pod; echo ---; {HOOK} why $(echo $pod | cut -c1-12); echo ---; \
-         {HOOK} plan $pod 2>&1 || true; echo ---; {HOOK} why lab 2>&1 || true; \
-         \"$@\" pod rm -f -t 0 lab >/dev/null"
-    );
-    let text = podman.shell(Cgroup::AsMounted, &script).ok();
-    let parts: Vec<_> = text.split("---\n").collect();
-    let [by_id, by_short_id, plan, by_name] = parts[..] else {
-        panic!("{text}")
-    };
-    for part in [by_id, by_short_id] {
-        assert!(part.contains(" (one)\nat prestart, "), "{part}");
-        assert_says(part, &[" (two)\nthe container requests no GPU: "]);
-    }
-    assert!(plan.contains("hint: give one of one, two"), "{plan}");
-    let hint = "give the id of a pod that has no infra container, which \"podman pod ps\" prints";
-    assert_says(by_name, &["unknown container or pod \"lab\"", hint]);
-}
-
-/// A pod has the answers of its containers, but not of the infra container.
-fn a_pod_of_podman() {
-    let podman = Podman::with_image();
-    podman.install_hook(&FakeDriver::shared().config);
-    let script = format!(
-        "pod=$(\"$@\" pod create --name lab --network=none --infra-image {IMAGE} --infra-command 'sleep 600'); \
-         start='run -d --pod lab --log-driver=none'; \
-         \"$@\" $start --name one -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; \
-         \"$@\" $start --name two {IMAGE} sleep 600 >/dev/null; \
-         for name in lab $pod $(echo $pod | cut -c1-12); do \
-           {HOOK} why $name | sed -E 's/now|[0-9]+ seconds? ago/WHEN/'; echo ---; done; \
-         {HOOK} why --json lab; echo ---; {HOOK} plan lab 2>&1 || true; echo ---; {HOOK} why labo 2>&1 || true; \
-         \"$@\" pod rm -f -t 0 lab >/dev/null"
-    );
-    let text = podman.shell(Cgroup::AsMounted, &script).ok();
-    let parts: Vec<_> = text.split("---\n").collect();
-    let [by_name, by_id, by_short_id, json, plan, unknown] = parts[..] else {
-        panic!("{text}")
-    };
-    assert_says(by_name, &[" (one)\nat prestart, ", "\n  GPU 1: "]);
-    assert_says(by_name, &[" (two)\nthe container requests no GPU: "]);
-    assert_lacks(by_name, &["infra"]);
-    assert!(by_id == by_name && by_short_id == by_name, "{text}");
-    let records = json_schema::part("why", json, "records");
-    let others = json_schema::part("why", json, "without_records");
-    assert_eq!((records.len(), others.len()), (1, 1), "{json}");
-    assert_says(
-        plan,
-        &["pod \"lab\" has several containers (ONH-053)\nhint: give one of one, two"],
-    );
-    assert!(unknown.contains("unknown container or pod"), "{unknown}");
 }
