@@ -60,7 +60,7 @@ const PACE: Pace = Pace {
 const SOON: Duration = Duration::from_secs(5 * 2);
 /// The slices after the kubelet deleted them.
 const WIPED: Duration = Duration::from_secs(5 * 5);
-/// Other drivers are searched for every 10 s.
+/// Other drivers are first searched for after 10 s.
 const SEARCHED: Duration = Duration::from_secs(5 * 10);
 /// Long enough for a wrong request.
 const A_WHILE: Duration = Duration::from_secs(3);

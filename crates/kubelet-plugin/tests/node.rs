@@ -139,12 +139,7 @@ impl Node {
     }
 
     fn monitor(&self) -> Option<u32> {
-        let path = format!("/proc/{0}/task/{0}/children", self.plugin.id());
-        std::fs::read_to_string(path)
-            .unwrap()
-            .split_whitespace()
-            .next()
-            .map(|pid| pid.parse().unwrap())
+        monitor_of(self.plugin.id())
     }
 
     fn signal(&self, name: &str) {
@@ -187,6 +182,14 @@ impl Drop for Node {
         self.plugin.kill().ok();
         self.plugin.wait().ok();
     }
+}
+
+/// Returns the monitor that this plugin has started.
+fn monitor_of(plugin: u32) -> Option<u32> {
+    let path = format!("/proc/{plugin}/task/{plugin}/children");
+    let children = std::fs::read_to_string(path).unwrap();
+    let mut children = children.split_whitespace();
+    children.next().map(|pid| pid.parse().unwrap())
 }
 
 fn start(fake: &Fake, kubelet_dir: &Path, options: &[&str]) -> Child {

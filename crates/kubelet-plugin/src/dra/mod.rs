@@ -65,8 +65,11 @@ use sockets::Sockets;
 const INSPECTION: Duration = Duration::from_secs(1);
 /// How long the kubelet may take to register the driver before the absence of its sockets is reported.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often other drivers and device plugins are searched for.
+/// The time before the first search for other drivers and device plugins, and after a change of our directories. It doubles with each further
+/// search.
 const SEARCH: Duration = Duration::from_secs(10);
+/// The longest time between two searches, as in the device-plugin mode.
+const LONGEST_SEARCH: Duration = Duration::from_secs(60);
 
 /// What the driver needs to know.
 #[derive(Clone, Debug)]
@@ -250,6 +253,7 @@ async fn watch_over(
 ) -> Option<StartError> {
     let mut registered = options.registered.subscribe();
     let mut searched = Instant::now();
+    let mut pause = SEARCH;
     registered.mark_changed();
     let mut patience = pin!(sleep(PATIENCE));
     let mut is_patient = true;
@@ -259,9 +263,11 @@ async fn watch_over(
         for dir in sockets.dirs() {
             are_watched &= events.add(&dir);
         }
-        let inspection = if are_watched { SEARCH } else { INSPECTION };
+        let inspection = if are_watched { pause } else { INSPECTION };
         tokio::select! {
-            _ = timeout(inspection, events.next()) => {}
+            event = timeout(inspection, events.next()) => if event.is_ok() {
+                pause = SEARCH;
+            },
             () = &mut patience, if is_patient => {
                 is_patient = false;
                 if let Some(missing) = KubeletDirs::of(&options.kubelet_dir).missing()
@@ -284,8 +290,9 @@ async fn watch_over(
             sockets.withdraw();
             return Some(StartError::Removed);
         }
-        if searched.elapsed() >= SEARCH {
+        if searched.elapsed() >= pause {
             searched = Instant::now();
+            pause = (pause * 2).min(LONGEST_SEARCH);
             if let Some(finding) = conflict(options, pool, &sockets.ids()).await {
                 sockets.withdraw();
                 return Some(StartError::Conflict(finding));

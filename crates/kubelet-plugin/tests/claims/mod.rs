@@ -26,18 +26,18 @@ tests! {
 const DRIVER: &str = "gpu.nvidia.com";
 
 /// A host with GPUs, a kubelet and an API server.
-struct Host {
+pub struct Host {
     fake: Fake,
-    api: FakeApi,
+    pub api: FakeApi,
     kubelet: Option<DraKubelet>,
-    program: Option<Child>,
+    pub program: Option<Child>,
     options: Vec<String>,
     /// A directory whose path is short enough for sockets
-    dir: tempfile::TempDir,
+    pub dir: tempfile::TempDir,
 }
 
 impl Host {
-    fn new(make_root: &[&str], options: &[&str]) -> Self {
+    pub fn new(make_root: &[&str], options: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let api = FakeApi::start(dir.path());
         let options = options.iter().map(|option| (*option).to_owned()).collect();
@@ -77,7 +77,7 @@ impl Host {
         program
     }
 
-    fn run(&mut self) {
+    pub fn run(&mut self) {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -117,7 +117,7 @@ impl Host {
         self.kubelet.as_ref().unwrap()
     }
 
-    fn registered(&self) {
+    pub fn registered(&self) {
         let start = Instant::now();
         while !self.kubelet().state().drivers.contains_key(DRIVER) {
             assert!(start.elapsed() < SOON, "not registered: {}", self.log());

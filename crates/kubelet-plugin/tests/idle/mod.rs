@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::claims::Host;
+use super::fake_api::State;
 use super::harness::Need;
-use super::{AT_ONCE, Fake, FakeKubelet, GPU, Node, SOON, uuid};
+use super::{AT_ONCE, Fake, FakeKubelet, GPU, Node, SOON, monitor_of, uuid};
 
 /// The most system calls of both processes in a minute, without the assertions of debug builds.
 const MOST_CALLS: u64 = 1_500;
@@ -25,7 +27,7 @@ const TRIES: usize = 3;
 const NEEDS: &[Need] = &[Need::Root, Need::Program("strace")];
 
 tests! {
-    NEEDS => an_idle_node, an_idle_node_with_crio, an_idle_node_with_mig_devices;
+    NEEDS => an_idle_node, an_idle_node_with_crio, an_idle_node_with_mig_devices, an_idle_node_in_dra_mode;
     &[Need::Root] => a_crio_that_hangs_delays_no_pod;
 }
 
@@ -53,7 +55,7 @@ fn start(fake: Fake) -> Node {
 fn an_idle_node() {
     let node = start(Fake::new(&["--gpus", "8"]));
     node.wait("the list", SOON, GPU, 8, 8);
-    check(&node);
+    check(node.plugin.id(), node.fake.dir.path());
 }
 
 fn an_idle_node_with_crio() {
@@ -62,7 +64,7 @@ fn an_idle_node_with_crio() {
     let calls = install_crio(&fake, "echo '[crio.runtime]'");
     let node = start(fake);
     node.wait("the list", SOON, GPU, 8, 8);
-    check(&node);
+    check(node.plugin.id(), node.fake.dir.path());
     let calls = std::fs::read_to_string(calls).unwrap();
     assert_eq!(
         calls.lines().filter(|line| line.contains("status")).count(),
@@ -84,7 +86,18 @@ fn an_idle_node_with_mig_devices() {
     fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
     let node = start(fake);
     node.wait("the list", SOON, "nvidia.com/mig-1g.10gb", 56, 56);
-    check(&node);
+    check(node.plugin.id(), node.fake.dir.path());
+}
+
+/// The watch of the API server stays open, and no pod has devices.
+fn an_idle_node_in_dra_mode() {
+    let mut host = Host::new(&["--gpus", "8"], &["--metrics-address=127.0.0.1:0"]);
+    let _kubelet = FakeKubelet::start(host.dir.path());
+    host.run();
+    host.registered();
+    let is_published = |state: &State| state.devices().len() == 8;
+    host.api.wait("the GPUs", SOON, is_published);
+    check(host.program.as_ref().unwrap().id(), host.dir.path());
 }
 
 /// The engine is asked again because its socket is another one. The kubelet's calls are answered in the meantime.
@@ -144,14 +157,13 @@ fn install_crio(fake: &Fake, does: &str) -> PathBuf {
 }
 
 /// Compares the plugin and its monitor with the limits.
-fn check(node: &Node) {
+fn check(plugin: u32, scratch: &Path) {
     std::thread::sleep(SETTLING);
-    let processes = [node.plugin.id(), node.monitor().unwrap()];
+    let processes = [plugin, monitor_of(plugin).unwrap()];
     let mut seen = Vec::new();
     for _ in 0..TRIES {
         let wakeups = count::wakeups(processes, WINDOW) * 60 / WINDOW;
-        let output = node.fake.dir.path().join("calls");
-        let calls = count::calls(processes, WINDOW, &output) * 60 / WINDOW;
+        let calls = count::calls(processes, WINDOW, &scratch.join("calls")) * 60 / WINDOW;
         assert!(calls > 100, "strace counted {calls} calls");
         if wakeups <= MOST_WAKEUPS && calls <= MOST_CALLS {
             return;
