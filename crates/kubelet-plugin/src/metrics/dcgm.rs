@@ -169,43 +169,42 @@ fn all_labels(
     let labels = labels(facts, device, version);
     let containers = holders.get(device.uuid).map_or(&[][..], Vec::as_slice);
     let is_per_container = facts.names.contains(&MetricsNames::DcgmPerContainer);
-    if !is_per_container {
-        let mut labels = labels;
-        labels.extend(common(containers));
-        return vec![labels];
-    }
-    if containers.is_empty() {
-        return vec![labels];
+    let mut groups = vec![containers];
+    if is_per_container && !containers.is_empty() {
+        groups = containers.chunks(1).collect();
     }
     let mut all = Vec::new();
-    for container in containers {
+    for group in groups {
         let mut labels = labels.clone();
-        labels.extend(common(&[container]));
+        labels.extend(common(group));
         all.push(labels);
     }
     all
 }
 
-/// Returns the labels on which all containers agree: those of one pod have its name.
+/// Returns the labels on which all containers agree: those of one pod have its name. The others are empty: Prometheus drops empty labels,
+/// but with `honor_labels` it adds those of the plugin's own pod to a series that lacks them.
 fn common(containers: &[&PodContainer]) -> Labels {
-    let Some((first, others)) = containers.split_first() else {
-        return Labels::new();
-    };
-    let is_namespace = others
-        .iter()
-        .all(|other| other.namespace == first.namespace);
-    let is_pod = is_namespace && others.iter().all(|other| other.pod == first.pod);
-    let mut labels = Labels::new();
-    if others.is_empty() {
-        labels.push(("container", first.name.clone()));
+    let (mut container, mut namespace, mut pod) = (String::new(), String::new(), String::new());
+    if let Some((first, others)) = containers.split_first() {
+        let is_namespace = others
+            .iter()
+            .all(|other| other.namespace == first.namespace);
+        if others.is_empty() {
+            container.clone_from(&first.name);
+        }
+        if is_namespace {
+            namespace.clone_from(&first.namespace);
+        }
+        if is_namespace && others.iter().all(|other| other.pod == first.pod) {
+            pod.clone_from(&first.pod);
+        }
     }
-    if is_namespace {
-        labels.push(("namespace", first.namespace.clone()));
-    }
-    if is_pod {
-        labels.push(("pod", first.pod.clone()));
-    }
-    labels
+    vec![
+        ("container", container),
+        ("namespace", namespace),
+        ("pod", pod),
+    ]
 }
 
 fn labels(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Labels {

@@ -63,13 +63,12 @@ fn dcgms_dashboard_finds_data() {
             uuid(gpu),
             gpu + 1
         );
-        let pod = if pod.is_empty() {
-            String::new()
-        } else {
-            format!(",container=\"main\",namespace=\"ns\",pod=\"{pod}\"")
+        let [name, namespace] = match pod {
+            "" => ["", ""],
+            _ => ["main", "ns"],
         };
         format!(
-            "{{{of}{mig},Hostname=\"{}\",DCGM_FI_DRIVER_VERSION=\"535.183.01\"{pod}}}",
+            "{{{of}{mig},Hostname=\"{}\",DCGM_FI_DRIVER_VERSION=\"535.183.01\",container=\"{name}\",namespace=\"{namespace}\",pod=\"{pod}\"}}",
             host.trim()
         )
     };

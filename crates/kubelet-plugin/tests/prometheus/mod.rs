@@ -26,16 +26,31 @@ struct Prometheus {
     _dir: tempfile::TempDir,
 }
 
+/// Returns the object in a file of deploy/kubernetes.
+fn object(file: &str) -> Value {
+    let path = super::alerts::rules().with_file_name(file);
+    cdi_spec::yaml::parse(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
 impl Prometheus {
+    /// The targets have the labels with which Prometheus Operator finds pods for this PodMonitor. Debian's Prometheus cannot ask an API server.
     /// The label `instance` of a node is its name here.
-    fn start(nodes: &[(&str, &Node)]) -> Self {
+    fn start(monitor: &Value, nodes: &[(&str, &Node)]) -> Self {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let set = object("../base/daemon-set.yaml");
         let mut targets = Vec::new();
         for (name, node) in nodes {
-            let target = address(node).to_string();
-            targets.push(json!({"targets": [target], "labels": {"instance": name}}));
+            let labels = json!({
+                "instance": name,
+                "namespace": monitor["metadata"]["namespace"],
+                "pod": format!("plugin-{name}"),
+                "container": set["spec"]["template"]["spec"]["containers"][0]["name"],
+            });
+            targets.push(json!({"targets": [address(node).to_string()], "labels": labels}));
         }
-        let job = json!({"job_name": "gpu", "static_configs": targets});
+        let honors_labels = &monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"];
+        let job =
+            json!({"job_name": "gpu", "static_configs": targets, "honor_labels": honors_labels});
         let global = json!({"scrape_interval": "1s", "scrape_timeout": "1s"});
         let config = dir.path().join("prometheus.yml");
         // JSON is YAML.
@@ -173,10 +188,20 @@ const PANELS: [(&str, &[f64]); 6] = [
     ("Power", &[40.0, 62.5, 100.0]),
 ];
 
+/// Without `honor_labels`, the labels of the metrics are renamed.
+const NOT_HONORED: [(&str, &[f64]); 4] = rows! {
+    "duty_cycle{instance=\"gpu\", exported_namespace=\"two\", exported_pod=\"c\", exported_container=\"main\"}", &[60.0];
+    "sum(request{namespace=\"oci-nvidia-hook\", pod=\"plugin-gpu\", container=\"plugin\"})", &[3.0];
+    "duty_cycle{pod=\"c\"}", &[];
+    "DCGM_FI_DEV_GPU_UTIL{instance=\"pod\", exported_pod=~\"a|b\"}", &[30.0, 30.0];
+};
+
 fn sums_over_shared_gpus() {
     let by_gpu = shared_gpus("gke,dcgm");
     let by_pod = shared_gpus("dcgm-per-container");
-    let prometheus = Prometheus::start(&[("gpu", &by_gpu), ("pod", &by_pod)]);
+    let nodes = [("gpu", &by_gpu), ("pod", &by_pod)];
+    let mut monitor = object("pod-monitor.yaml");
+    let prometheus = Prometheus::start(&monitor, &nodes);
     for (query, expected) in BY_GPU.iter().chain(&BY_POD) {
         prometheus.expect(query, expected);
     }
@@ -190,5 +215,11 @@ fn sums_over_shared_gpus() {
             .replace("$namespace", ".*")
             .replace("$instance", "gpu");
         prometheus.expect(&query, expected);
+    }
+    drop(prometheus);
+    monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"] = json!(false);
+    let prometheus = Prometheus::start(&monitor, &nodes);
+    for (query, expected) in NOT_HONORED {
+        prometheus.expect(query, expected);
     }
 }

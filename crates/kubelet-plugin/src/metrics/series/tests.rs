@@ -398,8 +398,8 @@ fn labels_on_which_the_containers_of_a_gpu_agree() {
             .find(is_gpu)
             .unwrap();
         let mut found = Vec::new();
-        for (name, _) in labels {
-            if ["container", "namespace", "pod"].contains(name) {
+        for (name, value) in labels {
+            if ["container", "namespace", "pod"].contains(name) && !value.is_empty() {
                 found.push(*name);
             }
         }
