@@ -308,15 +308,7 @@ impl ResourceEntry {
             let text = "  the kubelet has no connection to the running plugin for this resource";
             lines.push(Line::new(text));
         }
-        let mut shown = BTreeSet::new();
-        for device in &self.devices {
-            let has_same_reason = |other: &&DeviceEntry| other.reason() == device.reason();
-            let others = match device.why {
-                None => 0,
-                // The line of the first device with this reason counts it.
-                Some(_) if !shown.insert(device.reason()) => continue,
-                Some(_) => self.devices.iter().filter(has_same_reason).count() - 1,
-            };
+        for (device, others) in report::by_reason(&self.devices, DeviceEntry::reason) {
             lines.push(device.line(others));
         }
         lines
@@ -325,8 +317,8 @@ impl ResourceEntry {
 
 impl DeviceEntry {
     /// Returns why the device cannot be allocated, and since when.
-    fn reason(&self) -> (Option<&str>, Option<&str>) {
-        (self.why.as_deref(), self.since.as_deref())
+    fn reason(&self) -> Option<(&str, Option<&str>)> {
+        Some((self.why.as_deref()?, self.since.as_deref()))
     }
 
     /// Returns the line of the device, and of so many others with the same reason.
@@ -346,11 +338,7 @@ impl DeviceEntry {
         if let Some(since) = &self.since {
             details += &format!(" (since {})", one_line(since));
         }
-        let more = match others {
-            0 => String::new(),
-            others => format!("and {others} more "),
-        };
-        let line = Line::new(format!("  {} {more}", self.id));
+        let line = Line::new(format!("  {}", report::named(&self.id, others)));
         line.then(tone, self.health.to_ascii_lowercase())
             .then(Tone::Plain, details)
     }

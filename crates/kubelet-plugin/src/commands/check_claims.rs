@@ -193,8 +193,8 @@ impl report::JsonReport for ClaimsDocument {
             self.devices.len()
         );
         let mut lines = vec![Line::new(counts)];
-        for device in &self.devices {
-            lines.push(device.line());
+        for (device, others) in report::by_reason(&self.devices, |device| device.why.as_deref()) {
+            lines.push(device.line(others));
         }
         lines.extend(self.mps.iter().map(mps_report::line));
         if let Some(file) = &self.api.kubeconfig {
@@ -285,17 +285,21 @@ fn verdict(
 }
 
 impl DeviceEntry {
-    fn line(&self) -> Line {
+    /// Returns the line of the device, and of so many others with the same reason.
+    fn line(&self, others: usize) -> Line {
         let (tone, word) = if self.healthy {
             (Tone::Good, "healthy")
         } else {
             (Tone::Bad, "unhealthy")
         };
-        let mut details = format!(", {}", self.uuid);
+        let mut details = match others {
+            0 => format!(", {}", self.uuid),
+            _ => String::new(),
+        };
         if let Some(why) = &self.why {
             details += &format!(": {}", one_line(why));
         }
-        Line::new(format!("  {} ", self.name))
+        Line::new(format!("  {}", report::named(&self.name, others)))
             .then(tone, word)
             .then(Tone::Plain, details)
     }

@@ -135,6 +135,32 @@ impl FindingEntry {
     }
 }
 
+/// Returns the devices, of those with the same reason only the first one, each with the number of the others. `reason` returns why a device
+/// cannot be allocated.
+pub(super) fn by_reason<'d, D, R: PartialEq>(
+    devices: &'d [D],
+    reason: impl Fn(&'d D) -> Option<R>,
+) -> Vec<(&'d D, usize)> {
+    let mut groups: Vec<(&D, usize)> = Vec::new();
+    for device in devices {
+        let why = reason(device);
+        let mut known = groups.iter_mut();
+        match known.find(|(first, _)| why.is_some() && reason(first) == why) {
+            Some((_, others)) => *others += 1,
+            None => groups.push((device, 0)),
+        }
+    }
+    groups
+}
+
+/// Returns `gpu-0 and 3 more `, for a device and so many others.
+pub(super) fn named(device: &str, others: usize) -> String {
+    match others {
+        0 => format!("{device} "),
+        others => format!("{device} and {others} more "),
+    }
+}
+
 /// What the node offers, as `check` reports it.
 #[derive(Debug)]
 pub struct CheckReport<D> {
@@ -180,5 +206,28 @@ impl<D: JsonReport> CheckReport<D> {
             return ExitCode::from(DEGRADED);
         }
         ExitCode::SUCCESS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_printed_once() {
+        let devices = [
+            Some("lost"),
+            None,
+            Some("XID 79"),
+            None,
+            Some("lost"),
+            Some("lost"),
+        ];
+        let groups = by_reason(&devices, |why| *why);
+        let lines = groups
+            .iter()
+            .map(|(why, others)| named(why.unwrap_or("healthy"), *others));
+        let expected = ["lost and 2 more ", "healthy ", "XID 79 ", "healthy "];
+        assert_eq!(lines.collect::<Vec<_>>(), expected);
     }
 }
