@@ -81,6 +81,7 @@ engines:
 	@tests/keep-owner tests/engines/booted --all $(SUITES)
 	@tests/keep-owner tests/engines/run $(SUITES)
 	IMAGES=bullseye,bookworm,trixie,focal,jammy,noble,resolute $(TESTED) --test it -- real_images:: --nocapture
+	CONTAINERDS=bookworm,trixie,sid $(TESTED) --test it -- containerd::
 	@$(MAKE) --no-print-directory fresh
 
 ## Runs `make demo` and `make test` on bare systems: Debian 12, 13 and testing, and Ubuntu 24.04. Before each release, as root, with

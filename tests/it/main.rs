@@ -32,6 +32,7 @@ mod cdi_units;
 mod cgroup;
 mod command_lines;
 mod conformance;
+mod containerd;
 mod daemon_set;
 mod deb;
 mod debian;
@@ -134,7 +135,7 @@ tests_of! {
     streams, daemon_set, mps, mps_pods, hostile::blocking, hostile::races, timeouts, cdi_units, doctor_container, own_nodes, podman_shapes,
 
     advisories, architecture, bad_input, budget, builds, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_outdated, cgroup, command_lines,
-    conformance, deb, debian, docker, docs, doctor, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::packages,
+    conformance, containerd, deb, debian, docker, docs, doctor, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::packages,
     doctor::user, driver_roots, edit_config, engine_texts, failure, fake_mps, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants,
     help, hints, histories,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,

@@ -289,9 +289,15 @@ fn decide_for(files: &[ConfigFile], version: Version) -> Result<CdiSpecs, String
             "containerd {version} cannot read CDI specs; the first version that can is {CDI}"
         )));
     }
-    let mut settings = Settings::default();
+    let mut format = 1;
     for file in files {
-        settings.add(file, version)?;
+        format = self::format(file)?.unwrap_or(format);
+    }
+    let mut settings = Settings::default();
+    for name in sections(format, version) {
+        for file in files {
+            settings.add(file, name, version)?;
+        }
     }
     if !settings.enable.unwrap_or(version >= CDI_BY_DEFAULT) {
         let why = "containerd reads no CDI specs without enable_cdi = true in its configuration";
@@ -307,32 +313,20 @@ fn decide_for(files: &[ConfigFile], version: Version) -> Result<CdiSpecs, String
 }
 
 impl Settings {
-    /// Adds the settings of another file.
-    fn add(&mut self, file: &ConfigFile, version: Version) -> Result<(), String> {
+    /// Adds the settings in a table of another file.
+    fn add(&mut self, file: &ConfigFile, name: &str, version: Version) -> Result<(), String> {
         let table = parse(&file.path, &file.text)?;
-        let table = table.get_ref();
-        let format = table.get("version").and_then(|version| {
-            let DeValue::Integer(number) = version.get_ref() else {
-                return None;
-            };
-            number.as_str().parse::<u32>().ok()
-        });
-        let Some(DeValue::Table(plugins)) = table.get("plugins").map(|plugins| plugins.get_ref())
-        else {
+        let Some(DeValue::Table(plugins)) = value_of(table.get_ref(), "plugins") else {
             return Ok(());
         };
-        for name in sections(format.unwrap_or(1), version) {
-            let Some(DeValue::Table(section)) = plugins.get(*name).map(|section| section.get_ref())
-            else {
-                continue;
-            };
-            if version < CDI_BY_DEFAULT {
-                // The table of a later file replaces the whole table.
-                *self = Self::default();
-            }
-            self.add_section(section, &file.path)?;
+        let Some(DeValue::Table(section)) = value_of(plugins, name) else {
+            return Ok(());
+        };
+        if version < CDI_BY_DEFAULT {
+            // The table of a later file replaces the whole table.
+            *self = Self::default();
         }
-        Ok(())
+        self.add_section(section, &file.path)
     }
 
     fn add_section(&mut self, section: &DeTable<'_>, path: &Path) -> Result<(), String> {
@@ -359,19 +353,27 @@ impl Settings {
     }
 }
 
-/// Returns the tables of the CRI plugin that a containerd of this version reads in a file of this format.
+fn value_of<'t>(table: &'t DeTable<'t>, key: &str) -> Option<&'t DeValue<'t>> {
+    table.get(key).map(|value| value.get_ref())
+}
+
+/// Returns the format that a file has, according to its key `version`.
+fn format(file: &ConfigFile) -> Result<Option<u32>, String> {
+    let table = parse(&file.path, &file.text)?;
+    let Some(DeValue::Integer(number)) = value_of(table.get_ref(), "version") else {
+        return Ok(None);
+    };
+    Ok(number.as_str().parse().ok().filter(|format| *format > 0))
+}
+
+/// Returns the tables of the CRI plugin that a containerd of this version reads if its files have this format, which is that of the last file
+/// that has one. containerd 2 reads the keys of the old table that the new one does not have, and only in the format 2.
 fn sections(format: u32, version: Version) -> &'static [&'static str] {
-    let all = &[
-        "cri",
-        "io.containerd.grpc.v1.cri",
-        "io.containerd.cri.v1.runtime",
-    ];
     match (format, version >= CDI_BY_DEFAULT) {
-        (0 | 1, true) => all,
-        (0 | 1, false) => &["cri", "io.containerd.grpc.v1.cri"],
+        (1, false) => &["cri"],
+        (_, false) => &["io.containerd.grpc.v1.cri"],
         (2, true) => &["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"],
-        (2, false) => &["io.containerd.grpc.v1.cri"],
-        _ => &["io.containerd.cri.v1.runtime"],
+        (_, true) => &["io.containerd.cri.v1.runtime"],
     }
 }
 
