@@ -45,6 +45,10 @@ const UNITS: [&str; 4] = [
     "oci-nvidia-nri.service",
 ];
 const STARTED_BY_UNITS: [&str; 1] = ["oci-nvidia-kubelet-plugin-sockets.service"];
+const MPS: [&str; 2] = [
+    "oci-nvidia-mps.service",
+    "oci-nvidia-mps@GPU-51eed000-0000-4000-8000-0000fa4e0000.service",
+];
 const DROP_INS: &str = "/etc/nvidia-container-runtime/config.toml.d";
 const NAMES: &str = "oci-nvidia-hook oci-nvidia-kubelet-plugin";
 
@@ -62,7 +66,7 @@ impl Host {
         // Images of containers contain a file that keeps maintainer scripts from starting services.
         systemd.enter("rm -f /usr/sbin/policy-rc.d").ok();
         let log = systemd.dir.path().join("units");
-        for unit in UNITS.into_iter().chain(STARTED_BY_UNITS) {
+        for unit in UNITS.into_iter().chain(STARTED_BY_UNITS).chain(MPS) {
             // The other units of a boot need a machine.
             let drop_in = "[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardOutput=append:LOG\\nStandardError=append:LOG\\n";
             let drop_in = drop_in.replace("LOG", log.to_str().unwrap());
@@ -498,23 +502,25 @@ fn follow(host: &Host, manager: &Manager) {
     host.are(REMOVED, "removed again");
     assert_eq!(host.left(), "");
 
-    for unit in UNITS.into_iter().chain(STARTED_BY_UNITS).chain([RECHECK]) {
-        host.run(install);
-        fails(host, unit);
-        host.run(remove);
-        let failed =
-            host.run("systemctl list-units --failed --all --plain --no-legend 'oci-nvidia*'");
-        assert_eq!(failed, "", "{unit} had failed");
-        assert_eq!(host.left(), "", "{unit} had failed");
-
-        host.run(install);
-        host.run(&format!("systemctl mask --now {unit}"));
-        host.run(remove);
-        host.run(purge);
-        let failed =
-            host.run("systemctl list-units --failed --all --plain --no-legend 'oci-nvidia*'");
-        assert_eq!(failed, "", "{unit} was masked");
-        assert_eq!(host.left(), "", "{unit} was masked");
+    let others = STARTED_BY_UNITS.into_iter().chain([RECHECK]).chain(MPS);
+    for unit in UNITS.into_iter().chain(others) {
+        for state in ["failed", "masked"] {
+            host.run(install);
+            if state == "failed" {
+                fails(host, unit);
+            } else {
+                host.run(&format!("systemctl mask --now '{unit}'"));
+            }
+            host.run(upgrade);
+            host.run(remove);
+            if state == "masked" {
+                host.run(purge);
+            }
+            let failed =
+                host.run("systemctl list-units --failed --all --plain --no-legend 'oci-nvidia*'");
+            assert_eq!(failed, "", "{unit} was {state}");
+            assert_eq!(host.left(), "", "{unit} was {state}");
+        }
     }
 }
 
