@@ -270,8 +270,10 @@ impl Call {
         };
         let now = humantime::format_rfc3339_millis(SystemTime::now());
         let (pid, container) = (std::process::id(), &self.record.container.id);
+        // A command has no container.
+        let of = if container.is_empty() { "" } else { ": " };
         file.write(&format!(
-            "{now} {NAME}[{pid}]: {level}: {container}: {line}\n"
+            "{now} {NAME}[{pid}]: {level}: {container}{of}{line}\n"
         ));
     }
 

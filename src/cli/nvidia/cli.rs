@@ -217,15 +217,17 @@ fn carry_out(cli: &ContainerCli, call: &mut Call) -> Result<String> {
     match &cli.command {
         ContainerCommand::Info { csv } => {
             cli.prepare(&[], &config, call)?;
-            info::text(
-                &config,
-                if *csv {
-                    info::Form::Csv
-                } else {
-                    info::Form::Labels
-                },
-                call,
-            )
+            let form = if *csv {
+                info::Form::Csv
+            } else {
+                info::Form::Labels
+            };
+            let text = info::text(&config, form, call)?;
+            // Reports of bugs have the log, which says what was found.
+            for line in text.lines().filter(|line| !line.is_empty()) {
+                call.note(line);
+            }
+            Ok(text)
         }
         ContainerCommand::List(parts) => {
             let channels: Vec<_> = parts.selection.imex_channels().collect();
