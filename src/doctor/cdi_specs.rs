@@ -3,6 +3,7 @@
 use base::report::Kind;
 use engines::cdi::list_paths;
 use engines::cdi_check::CdiVerdict;
+use engines::{Engine, EngineKind, Version};
 use findings::catalog;
 
 use super::check::{Check, count, or_ok};
@@ -28,7 +29,7 @@ pub(super) fn specs(facts: &Facts) -> Vec<Check> {
         }
         let problems = spec_problems(view, MOST);
         if problems.is_empty() {
-            checks.push(usable_devices(view));
+            checks.push(usable_devices(view, &facts.engines));
         }
         checks.extend(problems);
     }
@@ -38,15 +39,29 @@ pub(super) fn specs(facts: &Facts) -> Vec<Check> {
     )
 }
 
-fn usable_devices(view: &CdiView) -> Check {
+fn usable_devices(view: &CdiView, engines: &[Engine]) -> Check {
     let what = match view.verdicts.len() {
         0 => {
             let dirs = list_paths(&view.dirs);
             format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
         }
-        good => format!("{} can use {}", view.engines, count(good, "CDI device")),
+        good => {
+            let builds = if engines.iter().any(has_buildah_1_39) {
+                "; \"podman build\" of Podman 5.4 reads only /etc/cdi, unless cdi_spec_dirs is set in containers.conf"
+            } else {
+                ""
+            };
+            let devices = count(good, "CDI device");
+            format!("{} can use {devices}{builds}", view.engines)
+        }
     };
     Check::ok(what)
+}
+
+/// Podman 5.4 contains Buildah 1.39, which has no other default directory.
+fn has_buildah_1_39(engine: &Engine) -> bool {
+    let is_podman = matches!(engine.kind, EngineKind::Podman | EngineKind::PodmanOf(_));
+    is_podman && matches!(engine.version, Some(Version(5, 4, _)))
 }
 
 /// Returns at most `most` findings of a kind.

@@ -489,7 +489,12 @@ fn engines_and_runtimes() {
 fn cdi_specs_and_kubernetes() {
     rows! { good results
         "specs" f: f.cdi = view(vec![]) => "ok: no CDI devices in /etc/cdi; ";
-        "specs" f: f.cdi = view(vec![verdict("a", true, "")]) => "ok: CRI-O can use 1 CDI device";
+        "specs" f: f.cdi = view(vec![verdict("a", true, "")]) => "ok: CRI-O can use 1 CDI device; ";
+        "specs" f: {
+            (f.engines[0].kind, f.engines[0].version) = (EngineKind::Podman, Some(Version(5, 4, 2)));
+            f.cdi = view(vec![verdict("a", true, "")]);
+        }
+            => "ok: CRI-O can use 1 CDI device; \"podman build\" of Podman 5.4 reads only /etc/cdi, ";
         "specs" f: f.cdi = view(vec![verdict("a", false, "old")]) => "ONH-404: CRI-O: a: old; fix";
         "specs" f: f.cdi = view(vec![verdict("a", false, "old"), verdict("b", false, "old")]) => "ONH-404: CRI-O: 2 devices: old; fix";
         "specs" f: f.cdi = view(["a", "b", "c", "d", "e"].map(|name| verdict(name, false, name)).into())
