@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::failure;
+use base::report::{failure, kind_of};
 use findings::catalog;
 use nvidia_host::config;
 use nvidia_host::device_id::imex_channel;
@@ -56,7 +56,12 @@ fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepare
     if prepared.is_loaded && prepared.failed.is_empty() {
         // This caches the inventory, so that the first container need not wait for NVML.
         let inspected = Driver::find(&config).and_then(|driver| driver.host(Source::Nvml));
-        prepared.failed.extend(inspected.err());
+        match inspected.err() {
+            // `--root /` creates the nodes of a driver that is in another directory (ONH-047).
+            Some(error)
+                if options.root.is_some() && kind_of(&error) == Some(&catalog::NO_LIBRARIES) => {}
+            error => prepared.failed.extend(error),
+        }
     }
     Ok(prepared)
 }

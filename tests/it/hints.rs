@@ -32,12 +32,12 @@ ONH-001 doctor::this_host
 ONH-002 help::each_command_has_a_page
 ONH-006 findings::of_commands
 ONH-030 findings::of_commands
-ONH-047 podman_shapes::
+ONH-047 podman_shapes::the_hosts_dev_is_left_alone
 ONH-051 findings::of_commands
 ONH-052 findings::of_commands
 ONH-053 findings::of_commands
 ONH-055 doctor_container::
-ONH-062 limits_cdi::
+ONH-062 limits_cdi::doctor_and_check
 ONH-063 cdi_outdated::
 ONH-074 doctor::this_host
 ONH-401 cdi::refresh_asks_a_failing_gpu_again";

@@ -112,14 +112,17 @@ fn the_hosts_dev_is_left_alone() {
         let dir = scratch();
         let script = format!(
             "{nodes}; rm -r /dev/nvidia*; mkdir -p /dev/dri /dev/nvidia-caps; seen() {{ find /dev -xdev ! -path '/dev/shm*' -printf '%p %i %y %l\n' | sort; }}; \
-             before=$(seen); \"$@\" run --rm --network=none --log-driver=none --privileged -v {volume} -e {request} \
-             -e NVIDIA_DRIVER_CAPABILITIES=all {IMAGE} true 2>&1 || echo \"failed: $?\"; {HOOK} why; \
-             [ \"$(seen)\" = \"$before\" ] && echo untouched",
+             before=$(seen); start() {{ \"$@\" run --rm --network=none --log-driver=none --privileged -v {volume} -e {request} \
+             -e NVIDIA_DRIVER_CAPABILITIES=$capabilities {IMAGE} true 2>&1 || echo \"failed: $?\"; }}; capabilities=all; start \"$@\"; {HOOK} why; \
+             [ \"$(seen)\" = \"$before\" ] && echo untouched; mount -t tmpfs proc /proc/driver; \
+             cp -a '{root}/proc/driver/.' /proc/driver; mount --bind '{root}/proc/devices' /proc/devices; \
+             '{HOOK}' prepare --root / >&2; capabilities=utility; start \"$@\" | grep failed || echo fixed",
+            root = fake.root.display(),
             nodes = nodes_at_dev(&fake, dir.path()),
         );
         let text = podman.shell(cgroup, &script).ok();
         assert!(
-            text.contains("failed: 12") && text.ends_with("\nuntouched\n"),
+            text.contains("failed: 12") && text.ends_with("\nuntouched\nfixed\n"),
             "{cgroup:?} {volume}: {text}"
         );
         assert!(
