@@ -1,6 +1,5 @@
 //! Broken hosts that are fixed with the printed text alone: an error, the command of its hint, and a container that works.
 
-use crate::cdi::{cdi, write_spec};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::hints;
@@ -12,7 +11,7 @@ const USER: &[Need] = &[Need::Root, Need::Programs(&["cc", "setpriv"])];
 
 tests! {
     NEEDS => an_update_without_a_reboot, a_missing_node;
-    USER => a_user_outside_of_the_group, a_stale_cdi_spec;
+    USER => a_user_outside_of_the_group;
     engine::NEEDS => leftovers_of_a_rootless_guide;
 }
 
@@ -176,30 +175,5 @@ fn leftovers_of_a_rootless_guide() {
             .run(Cgroup::AsMounted, &arguments)
             .ok()
             .starts_with("GPU 0: ")
-    );
-}
-
-/// The hint replaces the spec at its path: a new one in /var/run/cdi would hide it only until the next boot.
-fn a_stale_cdi_spec() {
-    let (dir, fake) = (
-        tempfile::tempdir().unwrap(),
-        FakeDriver::new(&["--gpus", "1"]),
-    );
-    let (path, dirs) = (
-        dir.path().join("nvidia.yaml"),
-        dir.path().display().to_string(),
-    );
-    write_spec(&fake, &path);
-    let text = read(&path);
-    write_file(&path, text.replace("535.183.01", "535.54.03"));
-    let check = || cdi(&fake, &["check", "--spec-dir", &dirs]);
-    let ran = check();
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    let reason = format!("{path:?} is for driver 535.54.03, but 535.183.01 is loaded");
-    assert!(ran.stdout.contains(&reason), "{ran:?}");
-    hints::obey(&ran, &fake.config);
-    check().ok();
-    is_documented(
-        "`error mounting \"…\" to rootfs at \"…\": stat …: no such file or directory` (runc)",
     );
 }
