@@ -29,136 +29,54 @@ tests! {
     &[Need::Root, Need::Programs(&["cc", "script"])] => a_pipe_gets_the_same_lines;
 }
 
-/// `hook FILE STAGE WHEN` writes a hook file that leaves a trace; `$usr` and `$etc` are the two default directories.
-struct Case {
-    /// The administrator's containers.conf
-    conf: &'static str,
-    setup: &'static str,
-    active: bool,
-    /// The first Podman with which the hook is active, if earlier ones differ
-    active_since: Option<Version>,
-}
+/// The administrator's containers.conf, a shell script, and the first Podman with which the hook is active then. `hook FILE STAGE WHEN` writes a
+/// hook file that leaves a trace, and `always FILE` one for all containers; `$usr` and `$etc` are the two default directories.
+type Case = (&'static str, &'static str, Version);
 
-const fn case(conf: &'static str, setup: &'static str, active: bool) -> Case {
-    Case {
-        conf,
-        setup,
-        active,
-        active_since: None,
-    }
-}
-
-const fn only_since(version: Version, conf: &'static str, setup: &'static str) -> Case {
-    Case {
-        conf,
-        setup,
-        active: false,
-        active_since: Some(version),
-    }
-}
+const ANY: Version = Version(0, 0, 0);
+const NONE: Version = Version(u32::MAX, 0, 0);
 
 pub fn podman_version() -> Version {
     Version::parse(&run(Command::new("podman").arg("--version")).ok()).unwrap()
 }
 
-const ALWAYS: &str = "hook $usr/a.json prestart '{\"always\":true}'";
-
-const CASES: &[Case] = &[
-    case("", "", false),
-    case("", ALWAYS, true),
-    case(
-        "",
-        "hook $usr/a.json createRuntime '{\"always\":true,\"commands\":[\".*\"]}'",
-        true,
-    ),
-    case("", "hook $usr/a.json prestart '{}'", false),
-    case(
-        "",
-        "hook $usr/a.json prestart '{\"always\":true,\"hasBindMounts\":false}'",
-        false,
-    ),
-    case("", "hook $etc/a.json prestart '{\"always\":true}'", false),
-    case(
-        "hooks_dir = [\"/etc/containers/oci/hooks.d\"]",
-        ALWAYS,
-        false,
-    ),
-    case(
-        "hooks_dir = [\"/etc/containers/oci/hooks.d\"]",
-        "hook $etc/a.json prestart '{\"always\":true}'",
-        true,
-    ),
+const CASES: &[Case] = &rows! {
+    "", "", NONE;
+    "", "always $usr/a.json", ANY;
+    "", "hook $usr/a.json createRuntime '{\"always\":true,\"commands\":[\".*\"]}'", ANY;
+    "", "hook $usr/a.json prestart '{}'", NONE;
+    "", "hook $usr/a.json prestart '{\"always\":true,\"hasBindMounts\":false}'", NONE;
+    "", "always $etc/a.json", NONE;
+    "hooks_dir = [\"/etc/containers/oci/hooks.d\"]", "always $usr/a.json", NONE;
+    "hooks_dir = [\"/etc/containers/oci/hooks.d\"]", "always $etc/a.json", ANY;
     // The drop-in has priority.
-    case(
-        "hooks_dir = [\"/nowhere\"]",
-        "hook $usr/a.json prestart '{\"always\":true}'; mkdir -p /etc/containers/containers.conf.d; \
-         printf '[engine]\\nhooks_dir = [\"%s\"]\\n' $usr >/etc/containers/containers.conf.d/50-x.conf",
-        true,
-    ),
-    case("hooks_dir = [\"/nowhere\"]", ALWAYS, false),
+    "hooks_dir = [\"/nowhere\"]", "always $usr/a.json; mkdir -p /etc/containers/containers.conf.d; \
+         printf '[engine]\\nhooks_dir = [\"%s\"]\\n' $usr >/etc/containers/containers.conf.d/50-x.conf", ANY;
+    "hooks_dir = [\"/nowhere\"]", "always $usr/a.json", NONE;
     // One name in two directories: the later directory has priority.
-    case(
-        "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]",
-        "hook $usr/a.json prestart '{\"always\":true}'; hook $etc/a.json prestart '{\"always\":false}'",
-        false,
-    ),
-    case(
-        "",
-        "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json",
-        false,
-    ),
-    case(
-        "",
-        "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json.rpmsave",
-        true,
-    ),
-    case(
-        "",
-        "hook $usr/a.json prestart '{\"always\":true}'; hook $usr/b.json nonsense '{\"always\":true}'",
-        false,
-    ),
+    "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]",
+        "always $usr/a.json; hook $etc/a.json prestart '{\"always\":false}'", NONE;
+    "", "always $usr/a.json; echo '{' >$usr/b.json", NONE;
+    "", "always $usr/a.json; echo '{' >$usr/b.json.rpmsave", ANY;
+    "", "always $usr/a.json; hook $usr/b.json nonsense '{\"always\":true}'", NONE;
     // A missing program: that file is ignored, others are not.
-    case(
-        "",
-        "sed s,oci-nvidia-hook,gone,g $trace >$trace.gone; trace=$trace.not hook $usr/a.json prestart '{\"always\":true}'",
-        false,
-    ),
-    case(
-        "",
-        "trace=$trace.not hook $usr/b.json nonsense '{}'; hook $usr/a.json prestart '{\"always\":true}'",
-        true,
-    ),
-    case(
-        "",
-        "hook $usr/a.json prestart '{\"always\":true}'; chmod 644 $trace",
-        false,
-    ),
-    case(
-        "",
-        "printf '{\"hook\":\"%s\",\"arguments\":[\"prestart\"],\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json",
-        true,
-    ),
-    only_since(
-        Version(4, 8, 0),
-        "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]",
-        ALWAYS,
-    ),
-    case("runtime = \"runc", ALWAYS, false),
-];
+    "", "sed s,oci-nvidia-hook,gone,g $trace >$trace.gone; trace=$trace.not always $usr/a.json", NONE;
+    "", "trace=$trace.not hook $usr/b.json nonsense '{}'; always $usr/a.json", ANY;
+    "", "always $usr/a.json; chmod 644 $trace", NONE;
+    "", "printf '{\"hook\":\"%s\",\"arguments\":[\"prestart\"],\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json", ANY;
+    "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]", "always $usr/a.json", Version(4, 8, 0);
+    "runtime = \"runc", "always $usr/a.json", NONE;
+};
 
 /// With an empty list, Podman as root reads its default directories from 4.8 on.
-const ROOTS_CASES: &[Case] = &[
-    only_since(Version(4, 8, 0), "hooks_dir = []", ALWAYS),
-    only_since(
-        Version(4, 8, 0),
-        "hooks_dir = []",
-        "hook $etc/a.json prestart '{\"always\":true}'",
-    ),
-];
+const ROOTS_CASES: &[Case] = &rows! {
+    "hooks_dir = []", "always $usr/a.json", Version(4, 8, 0);
+    "hooks_dir = []", "always $etc/a.json", Version(4, 8, 0);
+};
 
 /// Runs in a mount namespace in which `/etc/containers` and the hooks directories come from the case; the shell's `$1` runs
 /// podman. Returns the trace of the hook, and the output of status.
-fn script(dir: &Path, case: &Case) -> String {
+fn script(dir: &Path, (conf, setup, _): &Case) -> String {
     format!(
         r#"dir='{dir}'; trace=$dir/oci-nvidia-hook; usr=/usr/share/containers/oci/hooks.d; etc=/etc/containers/oci/hooks.d
         mount -t tmpfs x /etc/containers; mount -t tmpfs x /usr/share/containers
@@ -169,13 +87,12 @@ fn script(dir: &Path, case: &Case) -> String {
         printf '#!/bin/sh\necho ran >>%s/ran/trace; exec cat\n' "$dir" >$trace; chmod 755 $trace
         hook() {{ printf '{{"version":"1.0.0","hook":{{"path":"%s","args":["h","%s"],"env":["A=b"]}},"when":%s,"stages":["%s"]}}' \
             "$trace" "$2" "$3" "$2" >$1; }}
+        always() {{ hook "$1" prestart '{{"always":true}}'; }}
         rm -f $dir/ran/trace
         {setup}
         "$@" >$dir/said 2>&1 || true
         if test -e $dir/ran/trace; then echo ran; else echo not; fi"#,
         dir = dir.display(),
-        conf = case.conf,
-        setup = case.setup,
     )
 }
 
@@ -224,12 +141,9 @@ fn outcome(
 #[track_caller]
 fn assert_agrees(case: &Case, dir: &Path, (ran, status): (bool, serde_json::Value)) {
     let said = std::fs::read_to_string(dir.join("said")).unwrap_or_default();
-    let text = format!("{:?} {:?}: {status}\npodman: {said}", case.conf, case.setup);
-    let active = case.active
-        || case
-            .active_since
-            .is_some_and(|first| podman_version() >= first);
-    assert_eq!(ran, active, "podman: {text}");
+    let (conf, setup, first) = case;
+    let text = format!("{conf:?} {setup:?}: {status}\npodman: {said}");
+    assert_eq!(ran, podman_version() >= *first, "podman: {text}");
     assert_eq!(status["active"], ran, "status: {text}");
     if ran {
         assert!(
@@ -263,26 +177,13 @@ fn agrees_with_podman_of_root() {
 }
 
 /// Files in the user's home directory have the highest priority.
-const USERS_CASES: &[Case] = &[
-    case("hooks_dir = []", ALWAYS, false),
-    case(
-        "hooks_dir = [\"/nowhere\"]",
-        "hook $usr/a.json prestart '{\"always\":true}'; mkdir -p $dir/home/.config/containers/containers.conf.d; \
-         printf '[engine]\\nhooks_dir = [\"%s\"]\\n' $usr >$dir/home/.config/containers/containers.conf.d/a.conf",
-        true,
-    ),
-    case(
-        "",
-        "hook $usr/a.json prestart '{\"always\":true}'; \
-         printf '[engine]\\nhooks_dir = [\"/nowhere\"]\\n' >$dir/home/.config/containers/containers.conf",
-        true,
-    ),
-    case(
-        "",
-        "rm -r $dir/home/.config/containers/containers.conf.d; hook $usr/a.json prestart '{\"always\":true}'",
-        false,
-    ),
-];
+const USERS_CASES: &[Case] = &rows! {
+    "hooks_dir = []", "always $usr/a.json", NONE;
+    "hooks_dir = [\"/nowhere\"]", "always $usr/a.json; mkdir -p $dir/home/.config/containers/containers.conf.d; \
+         printf '[engine]\\nhooks_dir = [\"%s\"]\\n' $usr >$dir/home/.config/containers/containers.conf.d/a.conf", ANY;
+    "", "always $usr/a.json; printf '[engine]\\nhooks_dir = [\"/nowhere\"]\\n' >$dir/home/.config/containers/containers.conf", ANY;
+    "", "rm -r $dir/home/.config/containers/containers.conf.d; always $usr/a.json", NONE;
+};
 
 fn agrees_with_podman_of_a_user() {
     let user = User::made();
