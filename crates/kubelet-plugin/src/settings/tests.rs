@@ -11,6 +11,13 @@ use super::table::SETTINGS;
 use super::values::{Allocation, DeviceIdStrategy, MigStrategy, SharingStrategy};
 use super::*;
 
+/// An array of tuples, each of which is a row.
+macro_rules! rows {
+    ($($($cell:expr),+;)+) => {
+        [$(($($cell),+)),+]
+    };
+}
+
 /// The given options.
 fn given(flags: &[&str]) -> Given {
     let command = Given::augment_args(Command::new("x"));
@@ -239,69 +246,25 @@ fn mounts_that_the_hook_does_not_accept() {
 
 #[test]
 fn wrong_values_of_config_toml() {
-    for (text, says) in [
-        (
-            "[kubelet-plugin]\nreplicas = 0",
-            "line 2: kubelet-plugin.replicas has an invalid value; it must be a number",
-        ),
-        ("[kubelet-plugin]\nreplicas = -1", "it must be a number"),
-        (
-            "[kubelet-plugin]\nignored-xids = [\"13\"]",
-            "it must be a list of numbers",
-        ),
-        (
-            "[kubelet-plugin]\nresource-prefix = \"nvidia com\"",
-            "it must be a DNS name",
-        ),
-        (
-            "[kubelet-plugin]\nmig-strategy = \"both\"",
-            "it must be \"none\", \"single\" or \"mixed\"",
-        ),
-        (
-            "[kubelet-plugin]\ndevice-list-strategy = [\"cdi\"]",
-            "line 2: kubelet-plugin.device-list-strategy has an invalid value; it must be a list of \"envvar\", ",
-        ),
-        (
-            "[kubelet-plugin]\ndevice-list-strategy = [\"host-path\", \"envvar\"]",
-            "and \"host-path\" alone",
-        ),
-        (
-            "[kubelet-plugin]\ndevice-id-strategy = \"name\"",
-            "it must be \"uuid\" or \"index\"",
-        ),
-        (
-            "[kubelet-plugin]\nhost-path = \"x\"",
-            "it must be an absolute path",
-        ),
-        (
-            "[kubelet-plugin]\nallocation = \"spread\"",
-            "it must be \"distributed\" or \"packed\"",
-        ),
-        (
-            "[kubelet-plugin]\nresources = [\"a\"]",
-            "and an entry is not a table",
-        ),
-        (
-            "[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]",
-            "and \"a.b/c\" has no model",
-        ),
-        (
-            "[kubelet-plugin]\nresources = [{ name = 1 }]",
-            "and \"name\" has a value of the wrong type",
-        ),
-        (
-            "[kubelet-plugin]\nresources = [{ nam = \"x\" }]",
-            "and \"nam\" is not one of name, model and replicas",
-        ),
-        (
-            "[kubelet-plugin]\nlabels = \"yes\"",
-            "it must be true, false or \"auto\"",
-        ),
-        (
-            "[kubelet-plugin]\nquiet-period = 601",
-            "it must be a number of seconds from 1 to 600",
-        ),
-    ] {
+    for (text, says) in rows! {
+        "[kubelet-plugin]\nreplicas = 0", "line 2: kubelet-plugin.replicas has an invalid value; it must be a number";
+        "[kubelet-plugin]\nreplicas = -1", "it must be a number";
+        "[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers";
+        "[kubelet-plugin]\nresource-prefix = \"nvidia com\"", "it must be a DNS name";
+        "[kubelet-plugin]\nmig-strategy = \"both\"", "it must be \"none\", \"single\" or \"mixed\"";
+        "[kubelet-plugin]\ndevice-list-strategy = [\"cdi\"]",
+            "line 2: kubelet-plugin.device-list-strategy has an invalid value; it must be a list of \"envvar\", ";
+        "[kubelet-plugin]\ndevice-list-strategy = [\"host-path\", \"envvar\"]", "and \"host-path\" alone";
+        "[kubelet-plugin]\ndevice-id-strategy = \"name\"", "it must be \"uuid\" or \"index\"";
+        "[kubelet-plugin]\nhost-path = \"x\"", "it must be an absolute path";
+        "[kubelet-plugin]\nallocation = \"spread\"", "it must be \"distributed\" or \"packed\"";
+        "[kubelet-plugin]\nresources = [\"a\"]", "and an entry is not a table";
+        "[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]", "and \"a.b/c\" has no model";
+        "[kubelet-plugin]\nresources = [{ name = 1 }]", "and \"name\" has a value of the wrong type";
+        "[kubelet-plugin]\nresources = [{ nam = \"x\" }]", "and \"nam\" is not one of name, model and replicas";
+        "[kubelet-plugin]\nlabels = \"yes\"", "it must be true, false or \"auto\"";
+        "[kubelet-plugin]\nquiet-period = 601", "it must be a number of seconds from 1 to 600";
+    } {
         let text = render(&parsed(text).unwrap_err());
         assert!(text.contains(says), "{text}");
         assert_eq!(text.lines().count(), 2, "{text}");
@@ -380,27 +343,15 @@ fn values_of_options() {
         address(&["--metrics-address=:1", "--metrics-address", ":2"]),
         Some(2)
     );
-    for (flag, says) in [
-        (
-            "--replicas=many",
-            "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)",
-        ),
-        (
-            "--resources=x",
-            "it must be name=NAME,model=PATTERN[,replicas=N], and \"x\" is not KEY=VALUE",
-        ),
-        ("--ignored-xids=a", "it must be a list of numbers"),
-        (
-            "--quiet-period=0",
-            "it must be a number of seconds from 1 to 600",
-        ),
-        ("--labels=maybe", "it must be true, false or \"auto\""),
-        ("--labels-dir=x", "it must be an absolute path"),
-        (
-            "--mig-strategy=",
-            "it must be \"none\", \"single\" or \"mixed\"",
-        ),
-    ] {
+    for (flag, says) in rows! {
+        "--replicas=many", "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)";
+        "--resources=x", "it must be name=NAME,model=PATTERN[,replicas=N], and \"x\" is not KEY=VALUE";
+        "--ignored-xids=a", "it must be a list of numbers";
+        "--quiet-period=0", "it must be a number of seconds from 1 to 600";
+        "--labels=maybe", "it must be true, false or \"auto\"";
+        "--labels-dir=x", "it must be an absolute path";
+        "--mig-strategy=", "it must be \"none\", \"single\" or \"mixed\"";
+    } {
         let text = render(&applied(&[flag]).unwrap_err());
         assert!(text.contains(says), "{text}");
     }
@@ -494,22 +445,12 @@ fn mig_is_off_by_default_in_nvidias_form() {
 #[test]
 fn devices_next_to_the_gpus() {
     let file = "version: v1\nflags: {gdrcopyEnabled: true, gdsEnabled: true}\n";
-    for (flags, variables, file, expected) in [
-        (&[][..], &[][..], file, &["gds", "gdrcopy"][..]),
-        (
-            &[],
-            &[("GDS_ENABLED", "0"), ("MOFED_ENABLED", "1")],
-            file,
-            &["mofed", "gdrcopy"],
-        ),
-        (
-            &["--gds-enabled", "--mofed-enabled=false"],
-            &[("MOFED_ENABLED", "true")],
-            "",
-            &["gds"],
-        ),
-        (&["--gdrcopy-enabled=false"], &[], file, &["gds"]),
-    ] {
+    for (flags, variables, file, expected) in rows! {
+        &[][..], &[][..], file, &["gds", "gdrcopy"][..];
+        &[], &[("GDS_ENABLED", "0"), ("MOFED_ENABLED", "1")], file, &["mofed", "gdrcopy"];
+        &["--gds-enabled", "--mofed-enabled=false"], &[("MOFED_ENABLED", "true")], "", &["gds"];
+        &["--gdrcopy-enabled=false"], &[], file, &["gds"];
+    } {
         let (Settings { plugin, .. }, findings) = applied(&inputs(flags, variables, file)).unwrap();
         assert_eq!(
             (plugin.extra_devices.names(), findings),
@@ -537,48 +478,14 @@ fn names(names: &[&str]) -> Vec<String> {
 
 #[test]
 fn options_and_variables() {
-    for (flags, variables, finds) in [
-        (
-            &[
-                "--fail-on-init-error=false",
-                "--mps-root=/x",
-                "--gds-enabled=false",
-            ][..],
-            &[][..],
-            &[][..],
-        ),
-        (
-            &["--imex-required", "--nvidia-ctk-path=/x"],
-            &[],
-            &[
-                "--nvidia-cdi-hook-path has no",
-                "--imex-required has no effect",
-            ],
-        ),
-        (
-            &[],
-            &[
-                ("DEVICE_DISCOVERY_STRATEGY", "auto"),
-                ("DRIVER_ROOT_CTR_PATH", "/driver-root"),
-            ],
-            &[],
-        ),
-        (
-            &[],
-            &[("DP_DISABLE_HEALTHCHECKS", "xids")],
-            &["DP_DISABLE_HEALTHCHECKS has no effect: ignored-xids"],
-        ),
-        (
-            &[],
-            &[("DEVICE_DISCOVERY_STRATEGY", "tegra")],
-            &["DEVICE_DISCOVERY_STRATEGY has no effect: "],
-        ),
-        (
-            &["--imex-channel-ids=0"],
-            &[("IMEX_REQUIRED", "1")],
-            &["IMEX_REQUIRED has no", "--imex-channel-ids has no"],
-        ),
-    ] {
+    for (flags, variables, finds) in rows! {
+        &["--fail-on-init-error=false", "--mps-root=/x", "--gds-enabled=false"][..], &[][..], &[][..];
+        &["--imex-required", "--nvidia-ctk-path=/x"], &[], &["--nvidia-cdi-hook-path has no", "--imex-required has no effect"];
+        &[], &[("DEVICE_DISCOVERY_STRATEGY", "auto"), ("DRIVER_ROOT_CTR_PATH", "/driver-root")], &[];
+        &[], &[("DP_DISABLE_HEALTHCHECKS", "xids")], &["DP_DISABLE_HEALTHCHECKS has no effect: ignored-xids"];
+        &[], &[("DEVICE_DISCOVERY_STRATEGY", "tegra")], &["DEVICE_DISCOVERY_STRATEGY has no effect: "];
+        &["--imex-channel-ids=0"], &[("IMEX_REQUIRED", "1")], &["IMEX_REQUIRED has no", "--imex-channel-ids has no"];
+    } {
         let (_, findings) = applied(&inputs(flags, variables, "")).unwrap();
         assert_eq!(findings.len(), finds.len(), "{findings:?}");
         for (finding, text) in findings.iter().zip(finds) {
@@ -674,90 +581,41 @@ fn the_file() {
 
 #[test]
 fn what_the_file_cannot_have() {
-    for (text, says) in [
-        (
-            "",
-            "\"/c.yaml\" line 1: version has an invalid value; it must be \"v1\"",
-        ),
-        ("\nversion: v2\n", "\"/c.yaml\" line 2: version has"),
-        ("version: v1\nflags: [\n", "\"/c.yaml\" line "),
-        ("- version: v1\n", "line 1: version has"),
-        (
-            "version: v1\nflags:\n  migStrategy: both\n",
-            "line 3: flags.migStrategy has an invalid value; it must be \"none\",",
-        ),
-        (
-            "version: v1\nflags:\n  plugin:\n    passDeviceSpecs: maybe\n",
-            "line 4: flags.plugin.passDeviceSpecs has an invalid value",
-        ),
-        (
-            "version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}",
-            "line 2: flags.plugin.deviceListStrategy has",
-        ),
-        (
-            "version: v1\nflags: 3\n",
-            "line 2: flags has an invalid value; it must be a map",
-        ),
-        (
-            "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 0\n",
-            "line 6: sharing.timeSlicing.resources.0.replicas has an invalid value; it must be a number from 1 to 100",
-        ),
-        (
-            "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - replicas: 2\n      name: a b\n",
-            "line 6: sharing.timeSlicing.resources.0.name has",
-        ),
-        (
-            "version: v1\nsharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 2}]}\n  mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}",
-            "line 4: sharing.mps.resources.0.name has an invalid value; it must be a resource that is not in sharing.timeSlicing too",
-        ),
-        (
-            "version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 101}]}}",
-            "sharing.mps.resources.0.replicas has an invalid value; it must be a number from 1 to 100",
-        ),
-        (
-            "version: v1\nsharing: {timeSlicing: {renameByDefault: 1}}",
-            "renameByDefault has an invalid value; it must be true or false",
-        ),
-        (
-            "version: v1\nresources: {gpus: [{name: gpu}]}",
-            "line 2: resources.gpus has",
-        ),
-    ] {
+    for (text, says) in rows! {
+        "", "\"/c.yaml\" line 1: version has an invalid value; it must be \"v1\"";
+        "\nversion: v2\n", "\"/c.yaml\" line 2: version has";
+        "version: v1\nflags: [\n", "\"/c.yaml\" line ";
+        "- version: v1\n", "line 1: version has";
+        "version: v1\nflags:\n  migStrategy: both\n", "line 3: flags.migStrategy has an invalid value; it must be \"none\",";
+        "version: v1\nflags:\n  plugin:\n    passDeviceSpecs: maybe\n", "line 4: flags.plugin.passDeviceSpecs has an invalid value";
+        "version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}", "line 2: flags.plugin.deviceListStrategy has";
+        "version: v1\nflags: 3\n", "line 2: flags has an invalid value; it must be a map";
+        "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 0\n",
+            "line 6: sharing.timeSlicing.resources.0.replicas has an invalid value; it must be a number from 1 to 100";
+        "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - replicas: 2\n      name: a b\n",
+            "line 6: sharing.timeSlicing.resources.0.name has";
+        "version: v1\nsharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 2}]}\n  mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}",
+            "line 4: sharing.mps.resources.0.name has an invalid value; it must be a resource that is not in sharing.timeSlicing too";
+        "version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 101}]}}",
+            "sharing.mps.resources.0.replicas has an invalid value; it must be a number from 1 to 100";
+        "version: v1\nsharing: {timeSlicing: {renameByDefault: 1}}", "renameByDefault has an invalid value; it must be true or false";
+        "version: v1\nresources: {gpus: [{name: gpu}]}", "line 2: resources.gpus has";
+    } {
         let text = render(&applied(&inputs(&[], &[], &format!("{text}\n"))).unwrap_err());
         assert!(text.contains(says) && text.contains("(ONH-075)"), "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
     }
-    for (text, says) in [
-        (
-            "imex: {channelIDs: [0]}",
-            "\"/c.yaml\" line 2: imex.channelIDs has no effect: ",
-        ),
-        (
-            "sharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}",
-            "line 2: sharing.mps.failRequestsGreaterThanOne has no effect: a container gets one replica",
-        ),
-        (
-            "flags: {deviceDiscoveryStrategy: tegra}",
-            "line 2: flags.deviceDiscoveryStrategy has no effect: ",
-        ),
-        (
-            "flags: {x: true}",
-            "line 2: flags.x has no effect: the key is unknown",
-        ),
-        ("x: {}", "line 2: x has no effect"),
-        (
-            "flags: {renameByDefault: true}",
-            "line 2: flags.renameByDefault has no effect: the key is unknown",
-        ),
-        (
-            "resources: {mig: [{pattern: \"*\", name: a}]}",
-            "line 2: resources.mig has no effect",
-        ),
-        (
-            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0]}]}}",
-            "resources.0.devices has no effect",
-        ),
-    ] {
+    for (text, says) in rows! {
+        "imex: {channelIDs: [0]}", "\"/c.yaml\" line 2: imex.channelIDs has no effect: ";
+        "sharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}",
+            "line 2: sharing.mps.failRequestsGreaterThanOne has no effect: a container gets one replica";
+        "flags: {deviceDiscoveryStrategy: tegra}", "line 2: flags.deviceDiscoveryStrategy has no effect: ";
+        "flags: {x: true}", "line 2: flags.x has no effect: the key is unknown";
+        "x: {}", "line 2: x has no effect";
+        "flags: {renameByDefault: true}", "line 2: flags.renameByDefault has no effect: the key is unknown";
+        "resources: {mig: [{pattern: \"*\", name: a}]}", "line 2: resources.mig has no effect";
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0]}]}}", "resources.0.devices has no effect";
+    } {
         let (_, findings) = applied(&inputs(&[], &[], &format!("version: v1\n{text}\n"))).unwrap();
         assert!(
             findings.len() == 1 && findings[0].what.contains(says),
@@ -804,28 +662,13 @@ fn keys_of_files_that_people_write() {
 
 #[test]
 fn errors_name_their_place() {
-    for (flags, variables, says) in [
-        (
-            &["--driver-root=x"][..],
-            &[][..],
-            "--nvidia-driver-root has an invalid value; it must be an absolute path (ONH-002)",
-        ),
-        (
-            &["--kubelet-socket=/x.sock"],
-            &[],
-            "it must be an absolute path that ends in \"device-plugins/kubelet.sock\"",
-        ),
-        (
-            &[],
-            &[("DEVICE_LIST_STRATEGY", "cdi")],
-            "the environment variable DEVICE_LIST_STRATEGY has an invalid value; it must be a list of \"envvar\"",
-        ),
-        (
-            &[],
-            &[("PASS_DEVICE_SPECS", "maybe")],
-            "it must be true or false (ONH-075)",
-        ),
-    ] {
+    for (flags, variables, says) in rows! {
+        &["--driver-root=x"][..], &[][..], "--nvidia-driver-root has an invalid value; it must be an absolute path (ONH-002)";
+        &["--kubelet-socket=/x.sock"], &[], "it must be an absolute path that ends in \"device-plugins/kubelet.sock\"";
+        &[], &[("DEVICE_LIST_STRATEGY", "cdi")],
+            "the environment variable DEVICE_LIST_STRATEGY has an invalid value; it must be a list of \"envvar\"";
+        &[], &[("PASS_DEVICE_SPECS", "maybe")], "it must be true or false (ONH-075)";
+    } {
         let text = render(&applied(&inputs(flags, variables, "")).unwrap_err());
         assert!(text.contains(says), "{text}");
     }
@@ -842,76 +685,35 @@ fn gkes_file() {
         anyhow::Ok((plugin.replicas, plugin.mig_strategy, notes.join("; ")))
     };
     let (single, mixed) = (MigStrategy::Single, MigStrategy::Mixed);
-    for (text, replicas, mig, finds) in [
-        ("{}", 1, mixed, ""),
-        ("", 1, mixed, ""),
-        (
-            r#"{"GPUPartitionSize":"","GPUSharingConfig":{"GPUSharingStrategy":"","MaxSharedClientsPerGPU":0}}"#,
-            1,
-            mixed,
-            "",
-        ),
-        (r#"{"GPUPartitionSize":"1g.5gb"}"#, 1, single, ""),
-        (r#"{"MaxTimeSharedClientsPerGPU":3}"#, 3, mixed, ""),
-        (
-            r#"{"MaxTimeSharedClientsPerGPU":3,"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing","MaxSharedClientsPerGPU":2}}"#,
-            3,
-            mixed,
-            "",
-        ),
-        (
-            r#"{"GPUSharingConfig":{"MaxSharedClientsPerGPU":2,"GPUSharingStrategy":"mps"}}"#,
-            2,
-            mixed,
-            "mps",
-        ),
-        (
-            r#"{"MaxTimeSharedClientsPerGPU":4,"GPUSharingConfig":{"GPUSharingStrategy":"","MaxSharedClientsPerGPU":0}}"#,
-            4,
-            mixed,
-            "",
-        ),
-        (
-            r#"{"MaxTimeSharedClientsPerGPU":4,"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing"}}"#,
-            4,
-            mixed,
-            "",
-        ),
-        (r#"{"HealthCriticalXid":[61,62]}"#, 1, mixed, ""),
-        (
-            r#"{"GPUFractionDivisor":4}"#,
-            1,
-            mixed,
-            "\"/gpu_config.json\" line 1: GPUFractionDivisor has no effect: parts of a GPU are not offered without MIG",
-        ),
-        (
-            r#"{"x":1}"#,
-            1,
-            mixed,
-            "\"/gpu_config.json\" line 1: x has no effect: the key is unknown",
-        ),
-    ] {
+    for (text, replicas, mig, finds) in rows! {
+        "{}", 1, mixed, "";
+        "", 1, mixed, "";
+        r#"{"GPUPartitionSize":"","GPUSharingConfig":{"GPUSharingStrategy":"","MaxSharedClientsPerGPU":0}}"#, 1, mixed, "";
+        r#"{"GPUPartitionSize":"1g.5gb"}"#, 1, single, "";
+        r#"{"MaxTimeSharedClientsPerGPU":3}"#, 3, mixed, "";
+        r#"{"MaxTimeSharedClientsPerGPU":3,"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing","MaxSharedClientsPerGPU":2}}"#, 3,
+            mixed, "";
+        r#"{"GPUSharingConfig":{"MaxSharedClientsPerGPU":2,"GPUSharingStrategy":"mps"}}"#, 2, mixed, "mps";
+        r#"{"MaxTimeSharedClientsPerGPU":4,"GPUSharingConfig":{"GPUSharingStrategy":"","MaxSharedClientsPerGPU":0}}"#, 4, mixed, "";
+        r#"{"MaxTimeSharedClientsPerGPU":4,"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing"}}"#, 4, mixed, "";
+        r#"{"HealthCriticalXid":[61,62]}"#, 1, mixed, "";
+        r#"{"GPUFractionDivisor":4}"#, 1, mixed,
+            "\"/gpu_config.json\" line 1: GPUFractionDivisor has no effect: parts of a GPU are not offered without MIG";
+        r#"{"x":1}"#, 1, mixed, "\"/gpu_config.json\" line 1: x has no effect: the key is unknown";
+    } {
         assert_eq!(
             of(text).unwrap(),
             (replicas, mig, finds.to_owned()),
             "{text}"
         );
     }
-    for (text, says) in [
-        ("{", "\"/gpu_config.json\" line "),
-        (
-            "{\"GPUPartitionSize\":\n1}",
-            "line 1: GPUPartitionSize has an invalid value; it must be a string",
-        ),
-        (
-            "{\"GPUSharingConfig\":{\n\"GPUSharingStrategy\":\"time-sharing\",\n\"MaxSharedClientsPerGPU\":101}}",
-            "line 3: GPUSharingConfig.MaxSharedClientsPerGPU has an invalid value; it must be a number from 1 to 100",
-        ),
-        (
-            r#"{"GPUSharingConfig":{"GPUSharingStrategy":"x"}}"#,
-            "it must be \"time-sharing\"",
-        ),
-    ] {
+    for (text, says) in rows! {
+        "{", "\"/gpu_config.json\" line ";
+        "{\"GPUPartitionSize\":\n1}", "line 1: GPUPartitionSize has an invalid value; it must be a string";
+        "{\"GPUSharingConfig\":{\n\"GPUSharingStrategy\":\"time-sharing\",\n\"MaxSharedClientsPerGPU\":101}}",
+            "line 3: GPUSharingConfig.MaxSharedClientsPerGPU has an invalid value; it must be a number from 1 to 100";
+        r#"{"GPUSharingConfig":{"GPUSharingStrategy":"x"}}"#, "it must be \"time-sharing\"";
+    } {
         let text = render(&of(text).unwrap_err());
         assert!(text.contains(says), "{text}");
     }
