@@ -483,7 +483,8 @@ fn options_and_variables() {
         &["--imex-required", "--nvidia-ctk-path=/x"], &[], &["--nvidia-cdi-hook-path has no", "--imex-required has no effect"];
         &[], &[("DEVICE_DISCOVERY_STRATEGY", "auto"), ("DRIVER_ROOT_CTR_PATH", "/driver-root")], &[];
         &[], &[("DP_DISABLE_HEALTHCHECKS", "xids")], &["DP_DISABLE_HEALTHCHECKS has no effect: ignored-xids"];
-        &[], &[("DEVICE_DISCOVERY_STRATEGY", "tegra")], &["DEVICE_DISCOVERY_STRATEGY has no effect: "];
+        &[], &[("DEVICE_DISCOVERY_STRATEGY", "tegra"), ("USE_NODE_FEATURE_API", "true")],
+            &["USE_NODE_FEATURE_API has no effect: the labels are in a file", "DEVICE_DISCOVERY_STRATEGY has no effect: "];
         &["--imex-channel-ids=0"], &[("IMEX_REQUIRED", "1")], &["IMEX_REQUIRED has no", "--imex-channel-ids has no"];
     } {
         let (_, findings) = applied(&inputs(flags, variables, "")).unwrap();
