@@ -441,7 +441,7 @@ kinds! {
         fix "write it to a directory that engines read, with `--output`, or add its directory to `cdi_spec_dirs` of the engine" see "troubleshooting.md#the-container-does-not-start";
     SPEC_USELESS "ONH-404" Warning "engines cannot use a CDI device or a CDI spec"
         why "a container that requests the device does not start"
-        fix "run `oci-nvidia-hook cdi generate`; the message states the reason: another driver version, a missing file, or a CDI version that the engine does not support" see "troubleshooting.md#the-container-does-not-start";
+        fix "run `oci-nvidia-hook cdi check`, which prints a hint for each device: another driver version, a missing file, or a CDI version that the engine does not support" see "troubleshooting.md#the-container-does-not-start";
     SPEC_OUTDATED "ONH-405" Warning "driver files were added or removed after a CDI spec was written"
         why "containers lack the new files"
         fix "run `oci-nvidia-hook cdi refresh`, and check `systemctl status oci-nvidia-hook-cdi.path`" see "modes.md#keeping-the-spec-up-to-date";
