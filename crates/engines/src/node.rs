@@ -515,13 +515,12 @@ mod tests {
         let root = dir.path();
         let socket = "/run/k3s/containerd/containerd.sock";
         write(root, "run/k3s/containerd/containerd.sock", "");
+        let default = "var/lib/rancher/k3s/agent/etc/containerd/config.toml";
+        let docker = "etc/containerd/config.toml";
         for (file, is_enabled) in [
-            (
-                "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-                false,
-            ),
+            (default, false),
             ("data/k3s/config.toml", true),
-            ("etc/containerd/config.toml", false),
+            (docker, false),
         ] {
             let table = "[plugins.\"io.containerd.grpc.v1.cri\"]";
             let text = format!("version = 2\n{table}\nenable_cdi = {is_enabled}\n");

@@ -189,11 +189,10 @@ const PANELS: [(&str, &[f64]); 6] = [
 ];
 
 /// Without `honor_labels`, the labels of the metrics are renamed.
-const NOT_HONORED: [(&str, &[f64]); 4] = rows! {
+const NOT_HONORED: [(&str, &[f64]); 3] = rows! {
     "duty_cycle{instance=\"gpu\", exported_namespace=\"two\", exported_pod=\"c\", exported_container=\"main\"}", &[60.0];
     "sum(request{namespace=\"oci-nvidia-hook\", pod=\"plugin-gpu\", container=\"plugin\"})", &[3.0];
     "duty_cycle{pod=\"c\"}", &[];
-    "DCGM_FI_DEV_GPU_UTIL{instance=\"pod\", exported_pod=~\"a|b\"}", &[30.0, 30.0];
 };
 
 fn sums_over_shared_gpus() {

@@ -366,44 +366,37 @@ fn a_histogram_of_all_answers() {
     );
 }
 
+/// Returns what names the GPU and its containers in each series of a metric with DCGM's names.
+fn dcgm(facts: &MetricSources) -> Vec<[String; 4]> {
+    let mut all = Series::new();
+    crate::metrics::dcgm::extend(facts, &mut all);
+    let is_xid = |metric: &&Metric| metric.name == "DCGM_FI_DEV_XID_ERRORS";
+    let mut found = Vec::new();
+    for (labels, _) in &all[all.keys().find(is_xid).unwrap()] {
+        let value = |name| labels.iter().find(|(key, _)| *key == name).unwrap();
+        found.push(["UUID", "container", "namespace", "pod"].map(|name| value(name).1.clone()));
+    }
+    found
+}
+
 /// Two containers of one pod, and then a pod of the namespace and one of another one.
 #[test]
 fn labels_on_which_the_containers_of_a_gpu_agree() {
-    let resource = "nvidia.com/gpu";
-    let holder = |namespace: &str, pod: &str, name: &str| PodContainer {
-        namespace: namespace.to_owned(),
-        pod: pod.to_owned(),
-        ..container(name, &[(resource, &["GPU-0::0"])])
-    };
     let mut facts = facts();
     facts.names = vec![MetricsNames::Dcgm];
-    for (added, expected) in [
-        (
-            holder("team", "train", "a"),
-            &["container", "namespace", "pod"][..],
-        ),
-        (holder("team", "train", "b"), &["namespace", "pod"]),
-        (holder("team", "other", "c"), &["namespace"]),
-        (holder("ops", "train", "d"), &[]),
+    for (namespace, pod, expected) in [
+        ("team", "train", ["main", "team", "train"]),
+        ("team", "train", ["", "team", "train"]),
+        ("team", "other", ["", "team", ""]),
+        ("ops", "train", ["", "", ""]),
     ] {
-        facts.containers.push(added);
-        let mut all = Series::new();
-        crate::metrics::dcgm::extend(&facts, &mut all);
-        let is_xid = |metric: &&Metric| metric.name == "DCGM_FI_DEV_XID_ERRORS";
-        let series = &all[all.keys().find(is_xid).unwrap()];
-        let is_gpu = |labels: &&Labels| labels.contains(&("UUID", "GPU-0".to_owned()));
-        let labels = series
-            .iter()
-            .map(|(labels, _)| labels)
-            .find(is_gpu)
-            .unwrap();
-        let mut found = Vec::new();
-        for (name, value) in labels {
-            if ["container", "namespace", "pod"].contains(name) && !value.is_empty() {
-                found.push(*name);
-            }
-        }
-        assert_eq!(found, expected, "{labels:?}");
+        facts.containers.push(PodContainer {
+            namespace: namespace.to_owned(),
+            ..container(pod, &[("nvidia.com/gpu", &["GPU-0::0"])])
+        });
+        let all = dcgm(&facts);
+        let found = all.iter().find(|[uuid, ..]| uuid == "GPU-0").unwrap();
+        assert_eq!(found[1..], expected);
     }
 }
 
@@ -417,30 +410,18 @@ fn a_shared_gpu_in_sums() {
         container("b", &[(resource, &["GPU-0::1"])]),
         container("c", &[(resource, &["nvidia2"])]),
     ];
-    for (names, of_shared, total) in [
-        (MetricsNames::Dcgm, 1, 2),
-        (MetricsNames::DcgmPerContainer, 2, 3),
+    for (names, expected) in [
+        (MetricsNames::Dcgm, &["GPU-0 ", "GPU-1 ", "GPU-2 c"][..]),
+        (
+            MetricsNames::DcgmPerContainer,
+            &["GPU-0 a", "GPU-0 b", "GPU-1 ", "GPU-2 c"],
+        ),
     ] {
         facts.names = vec![names];
-        let mut all = Series::new();
-        crate::metrics::dcgm::extend(&facts, &mut all);
-        let is_xid = |metric: &&Metric| metric.name == "DCGM_FI_DEV_XID_ERRORS";
-        let series = &all[all.keys().find(is_xid).unwrap()];
-        let of = |uuid: &str, pod: &str| {
-            let has = |labels: &Labels, name, value: &str| {
-                labels
-                    .iter()
-                    .any(|(key, found)| *key == name && found.contains(value))
-            };
-            let mut count = 0;
-            for (labels, _) in series {
-                count += usize::from(has(labels, "UUID", uuid) && has(labels, "pod", pod));
-            }
-            count
-        };
-        let pods = of("GPU-0", "a") + of("GPU-0", "b");
-        assert_eq!(pods, if of_shared == 1 { 0 } else { 2 }, "{names:?}");
-        assert_eq!(of("GPU-2", "c"), 1, "a GPU of one container has its labels");
-        assert_eq!(series.len(), total + 1, "{series:?}");
+        let mut found = Vec::new();
+        for [uuid, _, _, pod] in dcgm(&facts) {
+            found.push(format!("{uuid} {pod}"));
+        }
+        assert_eq!(found, expected);
     }
 }
