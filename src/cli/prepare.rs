@@ -56,10 +56,10 @@ fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepare
     if prepared.is_loaded && prepared.failed.is_empty() {
         // This caches the inventory, so that the first container need not wait for NVML.
         let inspected = Driver::find(&config).and_then(|driver| driver.host(Source::Nvml));
+        let is_host_root = options.root.as_deref() == Some(Path::new("/"));
         match inspected.err() {
             // `--root /` creates the nodes of a driver that is in another directory (ONH-047).
-            Some(error)
-                if options.root.is_some() && kind_of(&error) == Some(&catalog::NO_LIBRARIES) => {}
+            Some(error) if is_host_root && kind_of(&error) == Some(&catalog::NO_LIBRARIES) => {}
             error => prepared.failed.extend(error),
         }
     }

@@ -10,6 +10,7 @@ use nvidia_host::feature::Feature;
 use super::parse::{OFF, absolute, truth};
 use super::problems::no_effect;
 use super::table::{self, Settings};
+use super::xids::ignored_xids;
 
 /// Sets an option. The error describes the allowed values.
 type Setter = fn(&mut Settings, &str) -> Result<(), String>;
@@ -142,7 +143,7 @@ options! {
         Other { harmless: &["/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"], why: OWN_SPEC };
     option "CDI_FEATURE_FLAGS" "plugin.cdiFeatureFlags" ["cdi-feature-flags"] Other { harmless: &[""], why: OWN_SPEC };
     option "CDI_DISABLE_HOOKS" "plugin.cdiDisableHooks" ["cdi-disable-hooks"] Other { harmless: &[""], why: OWN_SPEC };
-    option "DP_DISABLE_HEALTHCHECKS" "" [] Other { harmless: &[], why: XIDS };
+    option "DP_DISABLE_HEALTHCHECKS" "" [] Sets(more_ignored_xids);
     option "DP_ENABLE_HEALTHCHECKS" "" [] Other { harmless: &[], why: XIDS };
     switch "GDRCOPY_ENABLED" "gdrcopyEnabled" ["gdrcopy-enabled"] Extra(Feature::Gdrcopy);
     switch "GDS_ENABLED" "gdsEnabled" ["gds-enabled"] Extra(Feature::Gds);
@@ -158,6 +159,14 @@ fn driver_root(settings: &mut Settings, value: &str) -> Result<(), String> {
 
 fn dev_root(settings: &mut Settings, value: &str) -> Result<(), String> {
     settings.common.dev_root = Some(HostPath::new(absolute(&[value])?));
+    Ok(())
+}
+
+/// The variable has more XIDs than those that are ignored by default. "xids" stands for all of them too, as these are the only events.
+fn more_ignored_xids(settings: &mut Settings, value: &str) -> Result<(), String> {
+    let value = if value == "xids" { "all" } else { value };
+    let values: Vec<&str> = value.split(',').map(str::trim).collect();
+    settings.plugin.ignored_xids.extend(ignored_xids(&values)?);
     Ok(())
 }
 

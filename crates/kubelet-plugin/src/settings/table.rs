@@ -10,15 +10,15 @@ use nvidia_host::feature::Features;
 use toml::de::DeValue;
 
 use super::parse::{
-    absolute, address, driver_name, features, metrics_names, numbers, optional_path, optional_text,
-    seconds, strategies, switch, truth, word,
+    absolute, address, driver_name, features, metrics_names, optional_path, optional_text, seconds,
+    strategies, switch, truth, word,
 };
 use super::resources::{self, ResourceRow, SharedResource, prefix, replicas, rows};
 use super::values::{
     Allocation, DeviceIdStrategy, DeviceListStrategy, Interface, MetricsNames, MigStrategy,
     SharingStrategy, TaintEffect,
 };
-use super::xids;
+use super::xids::{self, ignored_xids};
 
 /// The settings of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,8 +128,8 @@ settings! {
     "allocation" ORDER Text allocation: Allocation = Allocation::Distributed, word;
     /// Seconds without an error after which a repaired GPU is offered again [default: 60]
     "quiet-period" SECONDS Number quiet_period: Duration = Duration::from_secs(60), seconds;
-    /// XIDs that are errors of an application, separated by commas [default: see config.toml]
-    "ignored-xids" XIDS Numbers ignored_xids: Vec<u32> = xids::IGNORED.to_vec(), numbers;
+    /// XIDs that are errors of an application, separated by commas, or all [default: see config.toml]
+    "ignored-xids" XIDS Numbers ignored_xids: Vec<u32> = xids::IGNORED.to_vec(), ignored_xids;
     /// Seconds to wait for one call of NVML [default: 10]
     "nvml-timeout" SECONDS Number nvml_timeout: Duration = Duration::from_secs(10), seconds;
     /// How containers get their devices: envvar, volume-mounts, cdi-cri, cdi-annotations, host-path, separated by commas [default: depends on the engine]
@@ -233,6 +233,7 @@ impl ValueType {
                 value::texts(list)?.into_iter().map(str::to_owned).collect()
             }
             (Self::Number, DeValue::Integer(number)) => vec![value::number(number)?.to_string()],
+            (Self::Numbers, DeValue::String(text)) if text == "all" => vec![text.to_string()],
             (Self::Numbers, DeValue::Array(list)) => {
                 value::numbers(list)?.iter().map(u32::to_string).collect()
             }
@@ -248,7 +249,7 @@ impl ValueType {
             Self::Text => "a string in quotes",
             Self::Texts => "a string or a list of strings in quotes",
             Self::Number => "a number",
-            Self::Numbers => "a list of numbers",
+            Self::Numbers => "a list of numbers, or \"all\"",
             Self::Rows => "a list of tables",
         }
     }

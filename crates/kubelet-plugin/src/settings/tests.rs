@@ -158,6 +158,19 @@ fn every_value_is_documented() {
 fn xids_that_are_ignored() {
     let ignored = Plugin::default().ignored_xids;
     assert!(ignored.is_sorted_by(|a, b| a < b), "{ignored:?}");
+    let with = |xids| {
+        applied(&inputs(&[], &[("DP_DISABLE_HEALTHCHECKS", xids)], ""))
+            .unwrap()
+            .0
+            .plugin
+            .ignored_xids
+    };
+    assert!(with("all").contains(&79) && with("xids") == with("all"));
+    assert!(with("79, 48").ends_with(&[79, 48]) && with("79").contains(&31));
+    let config = parsed("[kubelet-plugin]\nignored-xids = \"all\"")
+        .unwrap()
+        .0;
+    assert!(config.plugin.ignored_xids.contains(&119));
     // A page fault, a contained memory error; a double-bit error, a lost GPU, an uncontained memory error, two that need a reset
     for (xid, expected) in [
         (31, true),
@@ -249,7 +262,7 @@ fn wrong_values_of_config_toml() {
     for (text, says) in rows! {
         "[kubelet-plugin]\nreplicas = 0", "line 2: kubelet-plugin.replicas has an invalid value; it must be a number";
         "[kubelet-plugin]\nreplicas = -1", "it must be a number";
-        "[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers";
+        "[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers, or \"all\"";
         "[kubelet-plugin]\nresource-prefix = \"nvidia com\"", "it must be a DNS name";
         "[kubelet-plugin]\nmig-strategy = \"both\"", "it must be \"none\", \"single\" or \"mixed\"";
         "[kubelet-plugin]\ndevice-list-strategy = [\"cdi\"]",
@@ -482,7 +495,7 @@ fn options_and_variables() {
         &["--fail-on-init-error=false", "--mps-root=/x", "--gds-enabled=false"][..], &[][..], &[][..];
         &["--imex-required", "--nvidia-ctk-path=/x"], &[], &["--nvidia-cdi-hook-path has no", "--imex-required has no effect"];
         &[], &[("DEVICE_DISCOVERY_STRATEGY", "auto"), ("DRIVER_ROOT_CTR_PATH", "/driver-root")], &[];
-        &[], &[("DP_DISABLE_HEALTHCHECKS", "xids")], &["DP_DISABLE_HEALTHCHECKS has no effect: ignored-xids"];
+        &[], &[("DP_ENABLE_HEALTHCHECKS", "13")], &["DP_ENABLE_HEALTHCHECKS has no effect: ignored-xids"];
         &[], &[("DEVICE_DISCOVERY_STRATEGY", "tegra"), ("USE_NODE_FEATURE_API", "true")],
             &["USE_NODE_FEATURE_API has no effect: the labels are in a file", "DEVICE_DISCOVERY_STRATEGY has no effect: "];
         &["--imex-channel-ids=0"], &[("IMEX_REQUIRED", "1")], &["IMEX_REQUIRED has no", "--imex-channel-ids has no"];

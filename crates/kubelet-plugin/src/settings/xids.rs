@@ -1,4 +1,9 @@
-//! The XIDs that do not make a GPU unhealthy by default.
+//! The XIDs that do not make a GPU unhealthy.
+
+use super::parse::numbers;
+
+/// All XIDs. NVIDIA's catalog has none with four digits.
+const ALL: std::ops::Range<u32> = 0..1000;
 
 /// The XIDs whose immediate action in NVIDIA's catalog is to ignore them, or to restart the application
 /// (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>, RESTART_APP and IGNORE). All others need a reset, a reboot or a
@@ -12,3 +17,11 @@ pub(super) const IGNORED: [u32; 69] = [
     104, 105, 106, 107, 108, 121, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 137, 139, 141,
     154, 157, 160, 161,
 ];
+
+/// Parses a list of XIDs, or "all".
+pub(super) fn ignored_xids(values: &[&str]) -> Result<Vec<u32>, String> {
+    if values == ["all"] {
+        return Ok(ALL.collect());
+    }
+    numbers(values).map_err(|list| format!("{list}, or \"all\""))
+}
