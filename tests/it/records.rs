@@ -247,30 +247,25 @@ fn a_pod_that_is_tried_again_and_again() {
 
 /// A file that the container's root user owns is not trusted: the old code wrote records as that user.
 fn with_a_user_namespace(cgroup: Cgroup) {
-    let podman = Podman::with_image();
-    let maps = "--uidmap 0:100000:65536 --gidmap 0:100000:65536";
-    // The container that fails comes first: Podman cleans up after the other one in the background.
-    let script = format!(
-        "start='run --network=none --log-driver=none {maps}'; \
-         \"$@\" $start --rm --name u2 -v '{}':/usr/lib/x86_64-linux-gnu/libcuda.so \
-             -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true 2>/run/u2 && exit 1; \
-         {HOOK} why u2 || {{ cat /run/u2; exit 1; }}; rm /run/oci-nvidia-hook/containers/*.json; echo ---; \
-         \"$@\" $start -d --name u1 -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why u1; \
-         stat -c '%u:%g %a' /run/oci-nvidia-hook/containers/*.json; \"$@\" rm -f -t 0 u1 >/dev/null 2>&1 || true",
-        podman.dir.path().join("old").display()
+    // Each container has its own storage: while Podman cleans up after one in the background, a runtime sometimes cannot search it.
+    let (first, second) = (Podman::with_image(), Podman::with_image());
+    let start = "\"$@\" run --network=none --log-driver=none --uidmap 0:100000:65536 --gidmap 0:100000:65536 \
+                 -e NVIDIA_VISIBLE_DEVICES=1";
+    let fails = format!(
+        "{start} --rm --name u2 -v '{}':/usr/lib/x86_64-linux-gnu/libcuda.so {IMAGE} true 2>/run/u2 && exit 1; \
+         {HOOK} why u2 || {{ cat /run/u2; exit 1; }}; rm /run/oci-nvidia-hook/containers/*.json",
+        first.dir.path().join("old").display()
     );
-    let text = podman.shell(cgroup, &script).ok();
-    let (failed, given) = text.split_once("---\n").unwrap();
-    assert!(
-        given.contains(" (u1)\nat prestart, ")
-            && given.contains("\nthe container got what it requested: injected "),
-        "{text}"
+    let failed = first.shell(cgroup, &fails).ok();
+    let runs = format!(
+        "{start} -d --name u1 {IMAGE} sleep 600 >/dev/null; {HOOK} why u1; \
+         stat -c '%u:%g %a' /run/oci-nvidia-hook/containers/*.json; \"$@\" rm -f -t 0 u1 >/dev/null 2>&1 || true"
     );
-    assert!(given.ends_with("\n0:0 600\n"), "{text}");
-    assert!(
-        failed.contains(" (u2)\nat prestart, ") && failed.contains("the hook failed: "),
-        "{text}"
-    );
+    let given = second.shell(cgroup, &runs).ok();
+    let got = "\nthe container got what it requested: injected ";
+    assert_says(&given, &[" (u1)\nat prestart, ", got]);
+    assert!(given.ends_with("\n0:0 600\n"), "{given}");
+    assert_says(&failed, &[" (u2)\nat prestart, ", "the hook failed: "]);
 }
 
 /// The engine calls the hook for the rest, so `why` knows the container.
