@@ -46,7 +46,8 @@ fn usable_devices(view: &CdiView, engines: &[Engine]) -> Check {
             format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
         }
         good => {
-            let builds = if engines.iter().any(has_buildah_1_39) {
+            let is_of_podman = view.engines.contains("Podman");
+            let builds = if is_of_podman && engines.iter().any(has_buildah_1_39) {
                 "; \"podman build\" of Podman 5.4 reads only /etc/cdi, unless cdi_spec_dirs is set in containers.conf"
             } else {
                 ""

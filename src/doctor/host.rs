@@ -155,7 +155,7 @@ pub(super) fn groups(facts: &Facts) -> Check {
         nodes().find(|node| !may_open(*node, user.uid, |gid| facts.groups.contains(&gid)))
     {
         let what = format!("user {} cannot open {}", user.name, owned(node));
-        let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
+        let fix = format!("as root, {}", join(&user.name, node.gid, node.mode));
         return Check::of(&catalog::NODE_ACCESS, what, fix);
     }
     let podman = facts

@@ -369,7 +369,7 @@ fn device_nodes() {
         "hook-user" f: f.driver.only_root_may_ask = true => "ONH-314: only root can read the driver's library";
         "groups" f: close_nodes(f) => "ONH-212: only members of the group 4321000 can open the device nodes";
         "groups" f: { close_nodes(f); log_in(f) }
-            => "ONH-211: user tux cannot open \"/dev/nvidiactl\" (root:4321000 0660); as root: \"groupadd -g 4321000 ";
+            => "ONH-211: user tux cannot open \"/dev/nvidiactl\" (root:4321000 0660); as root, run \"groupadd -g 4321000 ";
         "groups" f: { close_nodes(f); log_in(f); f.groups = [GROUP].into() }
             => "ONH-211: tux can open the device nodes as a member of 4321000, but containers lose this group; podman run --group-add";
         "groups" f: f.driver.nodes.clear() => "skipped: the device nodes are missing";
@@ -493,8 +493,9 @@ fn cdi_specs_and_kubernetes() {
         "specs" f: {
             (f.engines[0].kind, f.engines[0].version) = (EngineKind::Podman, Some(Version(5, 4, 2)));
             f.cdi = view(vec![verdict("a", true, "")]);
+            f.cdi[0].engines = "Podman".to_owned();
         }
-            => "ok: CRI-O can use 1 CDI device; \"podman build\" of Podman 5.4 reads only /etc/cdi, ";
+            => "ok: Podman can use 1 CDI device; \"podman build\" of Podman 5.4 reads only /etc/cdi, ";
         "specs" f: f.cdi = view(vec![verdict("a", false, "old")]) => "ONH-404: CRI-O: a: old; fix";
         "specs" f: f.cdi = view(vec![verdict("a", false, "old"), verdict("b", false, "old")]) => "ONH-404: CRI-O: 2 devices: old; fix";
         "specs" f: f.cdi = view(["a", "b", "c", "d", "e"].map(|name| verdict(name, false, name)).into())

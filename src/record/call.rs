@@ -261,6 +261,11 @@ impl Call {
         self.send(Severity::Note, &what, "", "");
     }
 
+    /// Logs a line to the log file only, and not to the journal.
+    pub(crate) fn log(&mut self, line: &str) {
+        self.write("note", &one_line(line));
+    }
+
     fn write(&mut self, level: &str, line: &str) {
         let mut to_stderr = LOGS_TO_STDERR
             .load(Ordering::Relaxed)

@@ -84,6 +84,9 @@ completion                       => not provided: <SHELL>
 cdi                              => a command is missing
 --debug                          => a command is missing
 --color blue status              => [possible values: auto, always, never]
+cdi generate --name-strategy=x   => [possible values: index, uuid, type-index]
+cdi generate --class=a           => has only one letter
+files -ld -b                     => a value is required for "--device <ID>"
 doctor disk                      => [possible values: driver, hook, cdi, kubelet]
 doctor --pid 0                   => 0 is not in 1..=2147483647
 doctor --container=              => a value is required for "--container <NAME>"

@@ -496,9 +496,9 @@ fn a_plain_user_reads_what_root_has_to_do() {
     };
     let stderr = call(&[], "prepare").failed(1);
     assert!(stderr.contains("(ONH-006)\nhint: run \"sudo "), "{stderr}");
-    let named = "as root: \"usermod -aG video nobody\", and log in again";
+    let named = "as root, run \"usermod -aG video nobody\", and log in again";
     let unnamed =
-        "as root: \"groupadd -g 4321 gpu4321 && usermod -aG gpu4321 nobody\", and log in again";
+        "as root, run \"groupadd -g 4321 gpu4321 && usermod -aG gpu4321 nobody\", and log in again";
     for (group, hint) in [("video", named), ("4321", unnamed)] {
         shell!("chgrp {group} '{}'/nvidia*", host.dev("").display());
         let stderr = call(&[], "info").failed(1);
@@ -512,11 +512,11 @@ fn a_plain_user_reads_what_root_has_to_do() {
     }
     // In a user namespace, as in rootless Podman, the node's group has no number; the driver's parameters contain it.
     let stderr = call(&["unshare", "-Ur"], "info").failed(1);
-    let hint = "as root: \"usermod -aG video nobody\", and log in again; rootless containers then need crun and \
+    let hint = "as root, run \"usermod -aG video nobody\", and log in again; rootless containers then need crun and \
                 \"--group-add keep-groups\"\n";
     assert_says(&stderr, &[&format!("(ONH-019)\nhint: {hint}")]);
     let doctor = call(&[], "doctor");
-    assert_says(&doctor.stdout, &["fix: as root: \"groupadd"]);
+    assert_says(&doctor.stdout, &["fix: as root, run \"groupadd"]);
 }
 
 /// One fault is one finding, with the one command that fixes it.

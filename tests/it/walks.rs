@@ -98,11 +98,11 @@ fn a_user_outside_of_the_group() {
         sh_unshared(&script)
     };
     let stderr = info("--clear-groups", "").failed(1);
-    let command = after(&stderr, "(ONH-019)\nhint: as root: ");
+    let command = after(&stderr, "(ONH-019)\nhint: as root, run ");
     assert_eq!(command, "\"usermod -aG video nobody\", and log in again");
     // Rootless Podman calls the hook in a user namespace.
     let stderr = info("--clear-groups", "unshare -Ur").failed(1);
-    let hint = after(&stderr, "(ONH-019)\nhint: as root: ");
+    let hint = after(&stderr, "(ONH-019)\nhint: as root, run ");
     let (first, second) = hint.split_once("; ").unwrap();
     assert_eq!(
         (

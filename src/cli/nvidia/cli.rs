@@ -223,9 +223,9 @@ fn carry_out(cli: &ContainerCli, call: &mut Call) -> Result<String> {
                 info::Form::Labels
             };
             let text = info::text(&config, form, call)?;
-            // Reports of bugs have the log, which says what was found.
+            // People attach the log to reports of bugs.
             for line in text.lines().filter(|line| !line.is_empty()) {
-                call.note(line);
+                call.log(line);
             }
             Ok(text)
         }
@@ -429,5 +429,20 @@ mod tests {
         use clap::CommandFactory;
         let count = known_options::check(&ContainerCli::command(), &[], programs::CLI);
         assert!(count > 30, "{count}");
+    }
+
+    #[test]
+    fn wrong_command_lines() {
+        for (args, message) in [
+            (&["lsit"][..], "a similar subcommand exists: \"list\""),
+            (&["list", "--root", "/x"], "unexpected argument \"--root\""),
+            (&["configure"], "not provided: <ROOTFS>"),
+            (&["configure", "-p0", "/a"], "0 is not in"),
+            (&["list", "--mig-config=0"], "invalid value \"0\""),
+            (&[], "a command is missing"),
+        ] {
+            let text = base::report::render(&parsed(args).unwrap_err());
+            assert!(text.contains(message), "{args:?}: {text}");
+        }
     }
 }

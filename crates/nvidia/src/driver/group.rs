@@ -26,10 +26,10 @@ fn commands(user: &str, gid: u32, mode: u32, name: Option<&str>) -> String {
         return GIVE_A_GROUP.to_owned();
     }
     match name {
-        Some(name) => format!("\"usermod -aG {name} {user}\", and log in again"),
+        Some(name) => format!("run \"usermod -aG {name} {user}\", and log in again"),
         // usermod(8) does not create a group.
         None => format!(
-            "\"groupadd -g {gid} gpu{gid} && usermod -aG gpu{gid} {user}\", and log in again"
+            "run \"groupadd -g {gid} gpu{gid} && usermod -aG gpu{gid} {user}\", and log in again"
         ),
     }
 }
@@ -45,19 +45,19 @@ mod tests {
                 44,
                 0o660,
                 Some("video"),
-                "\"usermod -aG video tux\", and log in again",
+                "run \"usermod -aG video tux\", and log in again",
             ),
             (
                 105,
                 0o660,
                 Some("render"),
-                "\"usermod -aG render tux\", and log in again",
+                "run \"usermod -aG render tux\", and log in again",
             ),
             (
                 4321,
                 0o660,
                 None,
-                "\"groupadd -g 4321 gpu4321 && usermod -aG gpu4321 tux\", and log in again",
+                "run \"groupadd -g 4321 gpu4321 && usermod -aG gpu4321 tux\", and log in again",
             ),
             (0, 0o660, Some("root"), GIVE_A_GROUP),
             (44, 0o600, Some("video"), GIVE_A_GROUP),

@@ -289,7 +289,7 @@ fn permission_hint(question: &NvmlQuery, identity: Option<Identity>) -> String {
         ),
         None => {
             let join = match group_of_the_nodes(&question.root, name) {
-                Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
+                Some((gid, mode)) => format!("as root, {}", group::join(&this_user(), gid, mode)),
                 None => format!(
                     "add the user to the group that \"ls -l {node}\" shows on the host, and log in again"
                 ),
